@@ -70,24 +70,24 @@ class CamerasServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Add(self, request, context):
-        """Once; whoever repeats it with the same settings gets what there is. ALREADY_EXISTS: there is one of this name with
-        other settings, or of another manager. RESOURCE_EXHAUSTED: there is no room for it. INVALID_ARGUMENT: the settings
-        cannot be, or the source may not be opened; the sentence says why.
+        """Idempotent: repeating it with the same settings returns the existing camera. ALREADY_EXISTS: the name is taken by a
+        camera with other settings or of another manager. RESOURCE_EXHAUSTED: no capacity. INVALID_ARGUMENT: invalid
+        settings, or a source that may not be opened; the message says why.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Remove(self, request, context):
-        """With its memory, incidents and clips. NOT_FOUND: there is none, or it was removed before. ALREADY_EXISTS: it belongs
-        to another manager.
+        """Removes the camera with its memory, incidents and clips. NOT_FOUND: no such camera, or already removed.
+        ALREADY_EXISTS: it belongs to another manager.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """All that the caller may see, at once.
+        """All cameras the caller may see, in one reply.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,15 +100,15 @@ class CamerasServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Update(self, request, context):
-        """New settings for a camera there is, as a whole; what can be kept of its window and memory is kept. NOT_FOUND: there
-        is none. ALREADY_EXISTS: it belongs to another manager. FAILED_PRECONDITION: it has another `revision` by now.
+        """Replaces all settings of an existing camera, keeping as much of its window and memory as possible. NOT_FOUND: no
+        such camera. ALREADY_EXISTS: it belongs to another manager. FAILED_PRECONDITION: its `revision` has changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Export(self, request, context):
-        """Cameras as they were written.
+        """Cameras as they were defined.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

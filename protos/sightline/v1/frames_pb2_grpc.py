@@ -45,8 +45,8 @@ class FramesServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Send(self, request_iterator, context):
-        """One stream per decoder and replica, many cameras on it. The decoder keeps at most `credit` frames of a camera
-        unacknowledged; the replica's memory is bounded by it.
+        """One stream per decoder and replica, shared by many cameras. A decoder keeps at most `credit` unacknowledged frames
+        per camera, which bounds the replica's memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

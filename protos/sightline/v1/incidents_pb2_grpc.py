@@ -107,42 +107,44 @@ class IncidentsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """NOT_FOUND: no incident of this id, it is forgotten already, or it is none of the caller's: the same words for all three.
+        """NOT_FOUND: no incident with this id, one that has expired, or one the caller may not see; the message is the same
+        for all three.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Acknowledge(self, request, context):
-        """Once; whoever repeats it gets what the first one got. FAILED_PRECONDITION: it is not open any more, and nobody has.
+        """Idempotent: repeating it returns the first result. FAILED_PRECONDITION: the incident has ended without being
+        acknowledged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Review(self, request, context):
-        """What a person says of an incident, open or ended; a later verdict replaces an earlier one. No sink is told.
+        """Stores a person's verdict on an open or ended incident; a later verdict replaces it. Sinks are not notified.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Timeline(self, request, context):
-        """What a camera answered and was, by the minute; kept for two days.
+        """Scores and states of a camera per minute; kept for two days.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Mute(self, request, context):
-        """Nothing is told of a camera, a question, or both, for a time; incidents are recorded all the same.
+        """Suppresses alerts of a camera, a question, or both, for a time; incidents are still recorded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Unmute(self, request, context):
-        """Where there is no such mute (any more), nothing changes, and nothing is wrong: the mutes that hold are told.
+        """Removing a mute that does not exist is not an error; the reply lists the active mutes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,30 +157,30 @@ class IncidentsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """Everything that happens from now on; with `open`, first an update for each incident that is open, as it is now: its
-        key is that of no alert, and comes again with every call.
-        Not recorded for who is not there: after a break, or after `missed`, List and Get have what was not told.
+        """All events from now on; with `open`, preceded by an update for each open incident in its current state. The keys of
+        these updates belong to no alert and are the same in every call. Events are not buffered for disconnected clients:
+        after a reconnect, or after `missed`, use List and Get.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Outbox(self, request, context):
-        """How the sinks are doing, and what they did not take.
+        """State of the sinks, and undelivered alerts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resend(self, request, context):
-        """Dead letters are tried again.
+        """Retries dead letters.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TestSink(self, request, context):
-        """A made-up incident goes to one sink, now. NOT_FOUND: there is no such sink. UNAVAILABLE: it was not accepted.
+        """Sends a test incident to one sink immediately. NOT_FOUND: no such sink. UNAVAILABLE: the sink did not accept it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

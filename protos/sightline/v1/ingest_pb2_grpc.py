@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class IngestStub:
-    """Ingest takes encoded packets. The first message of a stream is `open`, every later one `packets`.
-    A client may have at most `credit` unacknowledged packets in flight; packets above it are refused
-    with RESOURCE_EXHAUSTED. After a reconnect the client opens again and continues at `next_sequence`.
+    """Accepts encoded packets. The first message of a stream is `open`, all later ones are `packets`. A client may have at
+    most `credit` unacknowledged packets in flight; packets beyond that are refused with RESOURCE_EXHAUSTED. After a
+    reconnect the client sends `open` again and continues at `next_sequence`.
     """
 
     def __init__(self, channel):
@@ -45,16 +45,16 @@ class IngestStub:
 
 
 class IngestServicer:
-    """Ingest takes encoded packets. The first message of a stream is `open`, every later one `packets`.
-    A client may have at most `credit` unacknowledged packets in flight; packets above it are refused
-    with RESOURCE_EXHAUSTED. After a reconnect the client opens again and continues at `next_sequence`.
+    """Accepts encoded packets. The first message of a stream is `open`, all later ones are `packets`. A client may have at
+    most `credit` unacknowledged packets in flight; packets beyond that are refused with RESOURCE_EXHAUSTED. After a
+    reconnect the client sends `open` again and continues at `next_sequence`.
     """
 
     def Push(self, request_iterator, context):
-        """INVALID_ARGUMENT: a codec, size or order that cannot be. NOT_FOUND: no such camera. FAILED_PRECONDITION: it does not
-        push, or the session has ended. ALREADY_EXISTS: another session pushes for it. ABORTED: a newer connection of this
-        session took over. RESOURCE_EXHAUSTED: more packets than there was credit for, or replies that nobody reads.
-        UNAVAILABLE: its decoder is not there or another one by now; open again, with growing pauses.
+        """INVALID_ARGUMENT: invalid codec, size or message order. NOT_FOUND: no such camera. FAILED_PRECONDITION: it is not a
+        push camera, or the session has ended. ALREADY_EXISTS: another session is pushing to it. ABORTED: a newer
+        connection of this session took over. RESOURCE_EXHAUSTED: more packets than credit, or replies that are not read.
+        UNAVAILABLE: its decoder is unreachable or has changed; open again, with exponential backoff.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,9 +77,9 @@ def add_IngestServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Ingest:
-    """Ingest takes encoded packets. The first message of a stream is `open`, every later one `packets`.
-    A client may have at most `credit` unacknowledged packets in flight; packets above it are refused
-    with RESOURCE_EXHAUSTED. After a reconnect the client opens again and continues at `next_sequence`.
+    """Accepts encoded packets. The first message of a stream is `open`, all later ones are `packets`. A client may have at
+    most `credit` unacknowledged packets in flight; packets beyond that are refused with RESOURCE_EXHAUSTED. After a
+    reconnect the client sends `open` again and continues at `next_sequence`.
     """
 
     @staticmethod

@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class KVStub:
-    """Blocks travel in the byte format of cluster/memory/tiers/codec.py. `fingerprint` names the model and the settings
-    that made them; to a node that keeps blocks of another fingerprint, every block asked for is a miss. A message of more
-    than 16 MiB is refused with RESOURCE_EXHAUSTED, as is a call when too many wait already. Every reply's initial metadata
-    has `sightline-instance`: another one than before is another process, or one that forgot everything.
+    """Blocks use the byte format of cluster/memory/tiers/codec.py. `fingerprint` identifies the model and the settings that
+    produced them; a node holding blocks of another fingerprint reports every requested block as a miss. Messages larger
+    than 16 MiB, and calls beyond the limit of waiting calls, are refused with RESOURCE_EXHAUSTED. The initial metadata
+    of every reply contains `sightline-instance`, which changes when the process restarts or loses its blocks.
     """
 
     def __init__(self, channel):
@@ -76,21 +76,22 @@ class KVStub:
 
 
 class KVServicer:
-    """Blocks travel in the byte format of cluster/memory/tiers/codec.py. `fingerprint` names the model and the settings
-    that made them; to a node that keeps blocks of another fingerprint, every block asked for is a miss. A message of more
-    than 16 MiB is refused with RESOURCE_EXHAUSTED, as is a call when too many wait already. Every reply's initial metadata
-    has `sightline-instance`: another one than before is another process, or one that forgot everything.
+    """Blocks use the byte format of cluster/memory/tiers/codec.py. `fingerprint` identifies the model and the settings that
+    produced them; a node holding blocks of another fingerprint reports every requested block as a miss. Messages larger
+    than 16 MiB, and calls beyond the limit of waiting calls, are refused with RESOURCE_EXHAUSTED. The initial metadata
+    of every reply contains `sightline-instance`, which changes when the process restarts or loses its blocks.
     """
 
     def Store(self, request_iterator, context):
-        """Batches of blocks; the reply has an outcome for each, in the order they came.
+        """Stores batches of blocks; the reply has one outcome per block, in the order received.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Load(self, request, context):
-        """Answers every key once, in the order asked, whole blocks only: a block can be used while the next ones travel.
+        """Returns one outcome per key, in the order requested, whole blocks only, so that a block can be used while the next
+        ones are in transit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,22 +104,22 @@ class KVServicer:
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """Every block of a stream; the call fails when the tier cannot say.
+        """Lists every block of a stream; fails if the tier cannot tell.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PutManifest(self, request_iterator, context):
-        """A manifest in pieces; it replaces the last one when all of it has come. RESOURCE_EXHAUSTED: longer than the node takes,
-        or too many on their way.
+        """Uploads a manifest in pieces; it replaces the previous one once complete. RESOURCE_EXHAUSTED: it is larger than the
+        node accepts, or too many uploads are in progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetManifest(self, request, context):
-        """The same way back; only the first message has an outcome.
+        """Downloads a manifest in pieces; only the first message has an outcome.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,10 +178,10 @@ def add_KVServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KV:
-    """Blocks travel in the byte format of cluster/memory/tiers/codec.py. `fingerprint` names the model and the settings
-    that made them; to a node that keeps blocks of another fingerprint, every block asked for is a miss. A message of more
-    than 16 MiB is refused with RESOURCE_EXHAUSTED, as is a call when too many wait already. Every reply's initial metadata
-    has `sightline-instance`: another one than before is another process, or one that forgot everything.
+    """Blocks use the byte format of cluster/memory/tiers/codec.py. `fingerprint` identifies the model and the settings that
+    produced them; a node holding blocks of another fingerprint reports every requested block as a miss. Messages larger
+    than 16 MiB, and calls beyond the limit of waiting calls, are refused with RESOURCE_EXHAUSTED. The initial metadata
+    of every reply contains `sightline-instance`, which changes when the process restarts or loses its blocks.
     """
 
     @staticmethod

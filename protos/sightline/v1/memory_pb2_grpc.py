@@ -65,32 +65,32 @@ class MemoryServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Ask(self, request, context):
-        """Pieces of the answer as they come, then one result. Cancelling the call stops the answer.
-        INVALID_ARGUMENT: not a question. NOT_FOUND: no such camera. FAILED_PRECONDITION: nothing is remembered yet, or the
-        conversation is over. RESOURCE_EXHAUSTED: too many questions wait already.
+        """Streams pieces of the answer, then one result. Cancelling the call stops generation. INVALID_ARGUMENT: invalid
+        question. NOT_FOUND: no such camera. FAILED_PRECONDITION: nothing is remembered yet, or the conversation has ended.
+        RESOURCE_EXHAUSTED: too many questions are queued.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Replay(self, request, context):
-        """What a standing question would have answered on past windows, from the camera's memory: window after window, oldest
-        first. Cancelling the call stops it. FAILED_PRECONDITION: nothing is remembered of that time.
+        """Evaluates a standing question on past windows, from the camera's memory, oldest first. Cancelling the call stops
+        it. FAILED_PRECONDITION: nothing is remembered of that period.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AskAll(self, request, context):
-        """The same question to every camera that the caller may see, by the gateway: answers in the order they come, with
-        progress, at last one that is `finished`. Cancelling the call stops all of it.
+        """Asks every camera the caller may see, on the gateway; streams answers in order of completion, with progress, ending
+        with a `finished` one. Cancelling the call stops all questions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Forget(self, request, context):
-        """For good: its memory in every tier and its conversations, its footage, and what was recorded of its incidents.
+        """Permanently erases a camera's memory in every tier, its conversations, its footage and its incident records.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

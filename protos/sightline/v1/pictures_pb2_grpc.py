@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PicturesStub:
-    """Served by the gateway; the decoders and the alerting process stand behind it.
+    """Served by the gateway on behalf of the decoders and the alerting process.
     """
 
     def __init__(self, channel):
@@ -68,52 +68,53 @@ class PicturesStub:
 
 
 class PicturesServicer:
-    """Served by the gateway; the decoders and the alerting process stand behind it.
+    """Served by the gateway on behalf of the decoders and the alerting process.
     """
 
     def Picture(self, request, context):
-        """The newest sample, as the model sees it, as a JPEG. FAILED_PRECONDITION: there is none (yet).
+        """The newest sample as the model sees it, as JPEG. FAILED_PRECONDITION: there is none yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Live(self, request, context):
-        """A camera's packets as they come, unchanged, as a fragmented MP4 from the newest keyframe on, until the stream changes
-        or the caller leaves; one that reads too slowly is cut off. FAILED_PRECONDITION: there is none, the sentence says why:
-        privacy masks, a codec that browsers do not play, no packets held.
+        """A camera's packets, unchanged, as fragmented MP4 starting at the newest keyframe, until the stream changes or the
+        client disconnects; slow readers are disconnected. FAILED_PRECONDITION: not available, the message says why:
+        privacy masks, a codec browsers do not play, or no buffered packets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Footage(self, request, context):
-        """A file of an incident: first what it is, then its bytes. FAILED_PRECONDITION: it is not there, the sentence says why:
-        not made yet, deleted by age, no room on the disk.
+        """Downloads a file of an incident: its description, then its bytes. FAILED_PRECONDITION: not available, the message
+        says why: not recorded yet, expired, or no disk space.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Test(self, request, context):
-        """Open a source for some seconds as a camera would, and say what it sends; nothing is added. FAILED_PRECONDITION: the
-        source cannot be read, the sentence says why. RESOURCE_EXHAUSTED: too many are being tested.
+        """Opens a source for some seconds as a camera would, and reports what it sends; nothing is added.
+        FAILED_PRECONDITION: the source cannot be read, the message says why. RESOURCE_EXHAUSTED: too many tests are
+        running.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Discover(self, request, context):
-        """Search a network for ONVIF cameras, and ask them for their streams; nothing is added. Cancelling the call stops it.
-        FAILED_PRECONDITION: the configuration does not name this network. RESOURCE_EXHAUSTED: one is being searched.
+        """Searches a network for ONVIF cameras and queries their streams; nothing is added. Cancelling the call stops it.
+        FAILED_PRECONDITION: the configuration does not allow this network. RESOURCE_EXHAUSTED: another search is running.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Forget(self, request, context):
-        """Delete what is kept of a camera's incidents: snapshots and clips, the records with their texts, alerts that no
-        sink has taken yet, and the packets that its decoder holds. UNAVAILABLE: something may still be there.
+        """Erases what is kept of a camera's incidents: snapshots, clips, records with their texts, undelivered alerts, and
+        packets buffered by its decoder. UNAVAILABLE: something may remain.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,7 +162,7 @@ def add_PicturesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Pictures:
-    """Served by the gateway; the decoders and the alerting process stand behind it.
+    """Served by the gateway on behalf of the decoders and the alerting process.
     """
 
     @staticmethod
@@ -386,7 +387,7 @@ class RecorderServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Record(self, request, context):
-        """The snapshot at once, the clip as it grows, then how it ended.
+        """Sends the snapshot at once, the clip as it grows, then its end status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

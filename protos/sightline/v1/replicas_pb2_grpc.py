@@ -56,8 +56,8 @@ class ReplicasServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Its cameras move to the others, and it gets no more until it is started anew or taken back.
-        NOT_FOUND: there is no such replica. FAILED_PRECONDITION: nobody would take its cameras.
+        """Moves its cameras to other replicas and assigns no new ones until it restarts or the drain is undone. NOT_FOUND: no
+        such replica. FAILED_PRECONDITION: no other replica can take its cameras.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

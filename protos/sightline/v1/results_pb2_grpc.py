@@ -45,8 +45,9 @@ class ResultsServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Watch(self, request, context):
-        """Answers from now on, of one camera, some, or (empty list) all. A client that reads too slowly loses the oldest
-        answers, counted in `Answer.missed`. The initial metadata `number` is that of the answer before the first.
+        """Answers from now on, of one camera, several, or all (empty list). A client that reads too slowly loses the oldest
+        answers, counted in `Answer.missed`. The initial metadata `number` is the number of the answer before the first
+        one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
