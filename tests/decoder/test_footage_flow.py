@@ -64,7 +64,7 @@ async def test_an_incident_gets_its_snapshot_at_once_and_then_its_clip(tmp_path,
         assert incident.clip_url == f"/v1/incidents/{incident.id}/clip.mp4"
         await until_async(lambda: running.store.find(incident.id, "snapshot") is not None)
         # Its last second is still to come.
-        with pytest.raises(NotReadyError, match="not made yet"):
+        with pytest.raises(NotReadyError, match="not recorded yet"):
             await fetched(running.address, incident.id)
         running.feed(h264, 140)
         settled = await running.settled(incident.id)

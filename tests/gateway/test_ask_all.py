@@ -174,7 +174,7 @@ async def test_alerting_that_does_not_answer_costs_the_cameras_no_time():
         ({"text": "Van?", "at_once": 33}, "at most 32 cameras at once"),
         ({"text": "Van?", "deadline_s": 301.0}, "at most 32 cameras at once, 300 s"),
         ({"text": "Van?", "deadline_s": -1.0}, "deadline_s is -1"),
-        ({"text": "Van?", "cameras": ["x"] * 101}, "100 patterns"),
+        ({"text": "Van?", "cameras": ["x"] * 101}, "100 camera patterns"),
     ],
 )
 async def test_more_than_may_be_asked_for(request_, said):

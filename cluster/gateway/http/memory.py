@@ -67,7 +67,7 @@ class Forget(Body):
     """A camera, and the age in seconds above which its records are deleted."""
 
     camera: Camera
-    before_s: float = Field(ge=0, le=MAX_NUMBER, description="Age in seconds; 0: everything.")
+    before_s: float = Field(ge=0, le=MAX_NUMBER, description="age in seconds; 0 deletes everything")
 
 
 @router.on("POST /v1/ask", ASK, AskLine, media=NDJSON, errors=(404, 409, 504))

@@ -154,7 +154,7 @@ WRONG = {
     "unknown": ("POST", "/v1/ask", {**ASK, "camera": "no"}, JSON, 404, "there is no camera 'no'"),
     "unknown too": ("GET", "/v1/memory/%C3%A9", None, JSON, 404, "there is no camera 'é'"),
     "nothing yet": ("POST", "/v1/ask", {**ASK, "camera": "dark"}, JSON, 409, "has seen nothing yet"),
-    "everything by chance": ("POST", "/v1/forget", {"camera": "gate"}, JSON, 400, "missing; 0 forgets everything"),
+    "everything by chance": ("POST", "/v1/forget", {"camera": "gate"}, JSON, 400, "missing; age in seconds; 0"),
 }
 
 

@@ -262,7 +262,7 @@ async def test_keys_are_changed_and_nobody_is_locked_out(tmp_path, monkeypatch):
                 assert (await client("GET", "/v1/cameras"))[0] == 401
                 monkeypatch.setattr(gateway_oidc, "RETRY_S", 0.0)
                 status, body = await client("GET", "/v1/cameras")
-                assert (status, "are being read; try again" in body["error"]) == (503, True)
+                assert (status, "are being fetched; try again" in body["error"]) == (503, True)
                 for _ in range(300):
                     status, _ = await client("GET", "/v1/cameras")
                     if status == 200:
