@@ -323,7 +323,7 @@ SHA = b'WWW-Authenticate: Digest realm="x", nonce="n", algorithm="SHA-256"\r\n'
 
 @pytest.mark.parametrize(
     ("offers", "said"),
-    [(MD5, "RTSP 404"), (SHA + MD5, "RTSP 404"), (MD5 + SHA, "RTSP 404"), (SHA, "SHA digests alone")],
+    [(MD5, "RTSP 404"), (SHA + MD5, "RTSP 404"), (MD5 + SHA, "RTSP 404"), (SHA, "SHA digests only")],
 )
 def test_of_several_digests_md5_is_taken(offers: bytes, said: str) -> None:
     asked: list[bytes] = []
