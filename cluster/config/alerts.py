@@ -125,7 +125,7 @@ class SinkConfig(Section):
     cameras: list[str] = Field(default_factory=list)
     """Send only incidents of cameras that match one of these patterns (* and ?); empty sends all."""
     events: list[EventKind] = Field(default=["new", "update", "end"], min_length=1)
-    """Events to send."""
+    """Kinds of events to send."""
 
     quiet_hours: QuietHoursConfig | None = None
     """Hours in which only severe incidents are sent; null for none."""

@@ -52,7 +52,7 @@ class TlsFiles:
         except (OSError, ssl.SSLError) as error:
             reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"TLS cannot be had from certificate {self.certificate}, key {self.key}"
+                f"TLS cannot use certificate {self.certificate}, key {self.key}"
                 f"{f' and client authority {self.client_ca}' if self.client_ca else ''}: {reason}"
             ) from None
         return context

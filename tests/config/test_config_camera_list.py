@@ -79,7 +79,7 @@ def test_a_bare_list(text: str) -> None:
     [
         ("", "no `cameras:`|no camera"),
         ("name,source\n", "no camera"),
-        ("name,sauce\nx,y\n", "line 1: no column 'sauce'"),
+        ("name,sauce\nx,y\n", "line 1: unknown column 'sauce'"),
         ("cameras: {", "not valid YAML"),
         ("hello there", "mapping of sections|no `cameras:`"),
         ("name,source\n" + "a,demo://gate\n" * 5001, "in parts"),

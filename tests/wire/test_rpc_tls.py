@@ -135,7 +135,7 @@ async def test_a_client_authority_that_was_replaced_is_trusted_no_longer(monkeyp
 def test_files_that_do_not_belong_together(tmp_path, authority):
     certificate, _ = authority.issue(tmp_path, "one")
     _, key = authority.issue(tmp_path, "two")
-    with pytest.raises(ConfigError, match="TLS cannot be had from certificate"):
+    with pytest.raises(ConfigError, match="TLS cannot use certificate"):
         TlsFiles(certificate, key).context()
     with pytest.raises(ConfigError, match="No such file"):
         TlsFiles(tmp_path / "none.crt", key).context()

@@ -302,7 +302,7 @@ def test_settings(tmp_path, authority):
     assert (made.name, made.files.client_ca) == ("cluster", tmp_path / "ca.crt")
     with pytest.raises(ConfigError, match="certificate, key and ca go together; give all three or none"):
         load_config(None, {"security": {"internal_tls": {"certificate": str(certificate)}}})
-    with pytest.raises(ConfigError, match="TLS cannot be had from certificate"):
+    with pytest.raises(ConfigError, match="TLS cannot use certificate"):
         peer_tls(SecurityConfig.model_validate({"internal_tls": {**keys, "key": str(tmp_path / "none")}}))
 
 
