@@ -102,7 +102,7 @@ def test_gpus_that_this_machine_lacks_are_said_before_anything_starts(monkeypatc
     for visible, cards in (("0,1,2", 2), ("1", 1), ("", 0)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         check_gpus(config("cuda", max(1, cards - 1)) if cards else config("cuda:0"))
-        with pytest.raises(ConfigError, match=f"each of {cards + 1} replicas .* and Ray finds {cards} on this machine"):
+        with pytest.raises(ConfigError, match=f"each of {cards + 1} replicas .* but Ray finds {cards} on this machine"):
             check_gpus(config("cuda", cards + 1))
     check_gpus(config("cpu"))
     check_gpus(config("cuda", 9, engine="simulated", simulated={"costs": "demo-cpu"}))

@@ -34,4 +34,4 @@ def test_what_is_wrong_is_said_in_a_line(kube, remove, capsys):
     assert remove("sightline") == 1
     assert "must be allowed to delete rayservices.ray.io" in capsys.readouterr().err
     assert remove() == 1
-    assert "name the RayService" in capsys.readouterr().err
+    assert "HOOK is one of" in capsys.readouterr().err

@@ -116,6 +116,6 @@ def test_what_is_wrong_is_said_in_a_line(kube, api, capsys):
     kube.refuse["list"] = [403]
     assert hooks.main(["update", "sightline"], config) == 1
     said = capsys.readouterr().err.splitlines()
-    assert "name the RayService" in said[0]
+    assert "HOOK is one of" in said[0]
     assert "list, get and patch rayclusters.ray.io" in said[1]
     assert len(said) == 2

@@ -77,7 +77,7 @@ def test_a_revoked_token_ends_and_a_broken_file_locks_nobody_out(tmp_path, clock
     path.write_bytes('{"tokens": ["Zoë"]}'.encode("latin-1"))
     clock.now += 2
     assert tokens.verify(secret).name == "room"
-    assert "no UTF-8" in caplog.text
+    assert "not UTF-8" in caplog.text
     write_tokens(path, [keeper])
     clock.now += 2
     with pytest.raises(UnauthenticatedError):

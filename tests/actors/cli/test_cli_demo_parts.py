@@ -136,7 +136,7 @@ def test_the_screen_says_whether_an_answer_is_true():
     console = Console(file=io.StringIO(), width=80)
     console.print(cameras_table(LiveRun(statuses=statuses), {"yard": truth, "road": truth}))
     text = console.file.getvalue()
-    for line in ("fall 0.90 yes ✓", "fight 0.90 yes ✗", "fall 0.90 yes ~", "fall 0.10 no ✓", "✗ false"):
+    for line in ("fall 0.90 yes ✓", "fight 0.90 yes ✗", "fall 0.90 yes ~", "fall 0.10 no ✓", "✗ wrong"):
         assert line in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
 

@@ -83,7 +83,7 @@ def test_a_gpu_is_one_that_torch_works_on(monkeypatch):
     def nvidia_smi(*command):
         return "NVIDIA H200, 570.1, 143771 MiB" if command[0] == "nvidia-smi" else ""
 
-    monkeypatch.setattr(doctor, "_said", nvidia_smi)
+    monkeypatch.setattr(doctor, "_output_of", nvidia_smi)
     monkeypatch.setattr(
         "torch.ones", refuse := Mock(side_effect=AssertionError("Torch not compiled with CUDA enabled"))
     )
@@ -93,7 +93,7 @@ def test_a_gpu_is_one_that_torch_works_on(monkeypatch):
     refuse.side_effect = None
     row = found(model=MODEL | {"device": "cuda"})["GPU driver"]
     assert (row.state, row.found) == ("ok", "NVIDIA H200, 570.1, 143771 MiB")
-    monkeypatch.setattr(doctor, "_said", lambda *command: "")
+    monkeypatch.setattr(doctor, "_output_of", lambda *command: "")
     assert found(model=MODEL | {"device": "cuda"})["GPU driver"].state == "ok", "a container may lack nvidia-smi"
 
 

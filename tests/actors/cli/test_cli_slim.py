@@ -61,7 +61,7 @@ def sightline(*arguments, timeout=60):
 
 def test_help_and_version():
     assert "push" in sightline("--help").stdout
-    assert "Send encoded packets" in sightline("push", "--help").stdout
+    assert "Send the encoded packets" in sightline("push", "--help").stdout
     assert sightline("version").returncode == 0
 
 

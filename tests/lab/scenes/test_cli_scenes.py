@@ -18,7 +18,7 @@ def test_make_then_show(cli, small_cameras):
     assert "1 scene made: " in done.stdout
     assert (out / "sheet.png").stat().st_size > 10_000
     again = cli("scenes", *command)
-    assert "0 scenes made, 1 were there already" in again.stdout
+    assert "0 scenes made, 1 already existed" in again.stdout
     for name in ("train-400000.mp4", "train-400000.json"):
         shown = cli("scenes", "show", out / name)
         assert shown.returncode == 0, shown.stderr
