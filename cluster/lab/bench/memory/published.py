@@ -61,7 +61,7 @@ def published_selection(
     newest = int(frames * RECENT)
     distinct = budget - round((1 - TAR) * budget) - newest * cells
     if tokens % cells or newest < 1 or distinct < 0:
-        raise ValueError(f"the published rule does not apply: {tokens} tokens, {cells} a frame, budget {budget}")
+        raise ValueError(f"the published rule does not apply to {tokens} tokens of {cells} a frame, budget {budget}")
     unit = (key / np.linalg.norm(key, axis=-1, keepdims=True)).reshape(heads, frames, cells, -1)
     past, now = unit[:, :-newest], unit[:, -newest:]
     similar = np.einsum("hfcd,hrcd->hfc", past, now) / newest
