@@ -148,7 +148,7 @@ def test_what_a_sink_is_told(moments, told, events):
     # Read again after a restart, from the recorded event.
     by_key = {event.key: event for event in recorded}
     stored = [Delivery(event_of(text_of(by_key[each.event.key])), each.sink) for each in sent]
-    assert list(map(routes.as_told, stored)) == sent
+    assert list(map(routes.as_seen, stored)) == sent
 
 
 def test_who_gets_what():
