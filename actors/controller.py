@@ -40,7 +40,7 @@ from cluster.types.reports import (
     ReplicaStatus,
     StreamReport,
 )
-from cluster.wire.answers import giving_way
+from cluster.wire.answers import yielding
 from cluster.wire.server import is_serving
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class Controller(InnerProcess):
     async def list_cameras(self, *, remarks: bool = True) -> list[CameraStatus]:
         """Status of all cameras, sorted by name; ``remarks``: see :meth:`Directory.status`."""
         await self._until_settled()
-        return [status async for status in giving_way(self._directory.statuses(remarks=remarks))]
+        return [status async for status in yielding(self._directory.statuses(remarks=remarks))]
 
     async def get_camera(self, name: str) -> CameraStatus:
         """Status of a camera. Raises ``UnknownCameraError``."""

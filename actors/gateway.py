@@ -22,7 +22,7 @@ from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.directory import CamerasServicer, ReplicasServicer
 from cluster.gateway.guard import make_guard
 from cluster.gateway.http.application import make_application
-from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.server import HttpServer
 from cluster.gateway.ingest_proxy import IngestProxy
@@ -126,7 +126,7 @@ class Gateway(ActorProcess):
         self._server.add(pushes, *listing, results.ResultsServicer(self._hub), memories, listed, self._pictures)
         bound = self._server.bind(host, port)
         services = self._server.services
-        self._live = Live(self._controller, self._hub, Calls(services))
+        self._live = Live(self._controller, self._hub, InProcessCalls(services))
         application = make_application(
             services,
             self._live,

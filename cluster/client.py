@@ -179,7 +179,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         max_new_tokens: int = 0,
         with_pictures: bool = False,
         timeout_s: float = 120.0,
-    ) -> Generator[str | memory_wire.Told, None, None]:
+    ) -> Generator[str | memory_wire.AskOutcome, None, None]:
         """Pieces of the answer as they are generated, then its result; closing the iterator cancels the answer.
 
         The first ``next()`` sends the question. See ``AskRequest`` for the arguments. Raises ``ConfigError``: not a
@@ -213,7 +213,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         with_pictures: bool = False,
         at_once: int = 0,
         deadline_s: float = 0.0,
-    ) -> Generator[memory_wire.CameraTold | memory_wire.AskAllProgress, None, None]:
+    ) -> Generator[memory_wire.CameraOutcome | memory_wire.AskAllProgress, None, None]:
         """The cameras' answers as they arrive, with progress; closing the iterator cancels the question. See
         ``AskAllRequest``."""
         request = memory_pb2.AskAllRequest(

@@ -24,7 +24,7 @@ LOSS_S, LOSS_SHARE = 8.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
+class Injection:
     """An injected fault. ``victim``: what it hit; ``cameras``: the affected ones; ``heal``: ends the fault."""
 
     victim: str
@@ -38,12 +38,12 @@ class Fault:
     target; ``hold_s``: seconds until it is healed; ``only_own``: only for clusters started by the load test."""
 
     about: str
-    strike: Callable[[Stage], Strike]
+    strike: Callable[[Stage], Injection]
     hold_s: float = 0.0
     only_own: bool = True
 
 
-async def inflict(stage: Stage, name: str) -> FaultResult:
+async def inject(stage: Stage, name: str) -> FaultResult:
     """Inject one fault and wait until all affected cameras are on time again, or until the patience runs out. Raises
     ``ConfigError``: unknown fault, or one that needs a cluster started by the load test; ``SightlineError``: there is
     no target for it."""
@@ -70,7 +70,7 @@ async def inflict(stage: Stage, name: str) -> FaultResult:
     )
 
 
-async def _recovery(stage: Stage, strike: Strike, at_s: float) -> float:
+async def _recovery(stage: Stage, strike: Injection, at_s: float) -> float:
     """Monotonic time since when all affected cameras that have not left are on time; infinite if the patience runs out
     first, or if none is left."""
     stride_s = stage.setup.stride_s
@@ -97,20 +97,20 @@ def _busiest(stage: Stage, role: str) -> tuple[str, int, frozenset[str]]:
     return victim, stage.processes[victim], frozenset(name for name, owner in owners.items() if owner == victim)
 
 
-def _kill_busiest(role: str, stage: Stage) -> Strike:
+def _kill_busiest(role: str, stage: Stage) -> Injection:
     victim, pid, cameras = _busiest(stage, role)
     os.kill(pid, signal.SIGKILL)
-    return Strike(victim, cameras)
+    return Injection(victim, cameras)
 
 
-def _kill(name: str, stage: Stage) -> Strike:
+def _kill(name: str, stage: Stage) -> Injection:
     if name not in stage.processes:
         raise SightlineError(f"this cluster has no process {name!r} to kill")
     os.kill(stage.processes[name], signal.SIGKILL)
-    return Strike(name, frozenset(stage.fleet.cameras))
+    return Injection(name, frozenset(stage.fleet.cameras))
 
 
-def _freeze(role: str, stage: Stage) -> Strike:
+def _freeze(role: str, stage: Stage) -> Injection:
     victim, pid, cameras = _busiest(stage, role)
     os.kill(pid, signal.SIGSTOP)
 
@@ -119,17 +119,17 @@ def _freeze(role: str, stage: Stage) -> Strike:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
-    return Strike(victim, cameras, resume)
+    return Injection(victim, cameras, resume)
 
 
-def _lose_packets(stage: Stage) -> Strike:
+def _lose_packets(stage: Stage) -> Injection:
     """Lose packets before they are sent, which leaves gaps in their sequence numbers."""
     before, stage.fleet.loss = stage.fleet.loss, LOSS_SHARE
 
     def end() -> None:
         stage.fleet.loss = before
 
-    return Strike("the network", frozenset(stage.fleet.cameras), end)
+    return Injection("the network", frozenset(stage.fleet.cameras), end)
 
 
 faults: Registry[Fault] = Registry(
@@ -162,7 +162,7 @@ faults: Registry[Fault] = Registry(
         ),
         "cut-connections": Fault(
             "breaks all cameras' connections at once, as when a switch restarts",
-            lambda stage: Strike("every connection", frozenset(stage.fleet.storm(1.0))),
+            lambda stage: Injection("every connection", frozenset(stage.fleet.storm(1.0))),
             only_own=False,
         ),
     },

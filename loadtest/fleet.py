@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 from cluster.client import GatewayClient
 from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError, UnknownCameraError
-from cluster.lab.bench.window_accounting import Account, CameraLedger, Slot, account
+from cluster.lab.bench.window_accounting import Account, CameraWindows, Slot, account
 from cluster.types import Answer, CameraStatus, EncodedPacket, Question
 from cluster.wire.push import PushStatus
 from loadtest.agent import FedAgent
@@ -131,7 +131,7 @@ class Camera:
     """One simulated camera, present or past."""
 
     script: CameraScript
-    ledger: CameraLedger
+    ledger: CameraWindows
     agent: Line
     task: asyncio.Task[object] | None = None
     ticket: int | None = None
@@ -350,7 +350,7 @@ class Fleet:
         await self._call(add, camera.name, source, self.setup.questions)
 
     def _start(self, camera: CameraScript, begin_s: float) -> None:
-        ledger = CameraLedger(camera.name, begin_s, self.setup.stride_s)
+        ledger = CameraWindows(camera.name, begin_s, self.setup.stride_s)
         added = Camera(camera, ledger, self._connect(ledger))
         self.cameras[camera.name] = self._all[camera.name] = added
         added.task = asyncio.create_task(self._run_camera(added), name=camera.name)
@@ -358,7 +358,7 @@ class Fleet:
         sent = packets(self.profile, camera, self._footage, began_s=begin_s - self._origin_s)
         added.ticket = self.pacer.add(begin_s, sent, lambda due: self._send_packet(added.agent, due))
 
-    def _connect(self, ledger: CameraLedger) -> Line:
+    def _connect(self, ledger: CameraWindows) -> Line:
         if self._rtsp is None:
             gather_s, credentials = self.profile.gather_s, self._target.credentials
             return FedAgent(self._header, self._target.gateway, ledger.name, gather_s=gather_s, credentials=credentials)

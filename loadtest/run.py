@@ -13,7 +13,7 @@ from cluster.control import costs
 from cluster.control.demand import Demand
 from cluster.lab.bench.window_accounting import Slot, within
 from cluster.lab.city.mix import CameraClass, GeometrySection, Mix
-from loadtest.faults import inflict
+from loadtest.faults import inject
 from loadtest.footage import Footage
 from loadtest.profile import Profile, kind_at
 from loadtest.result import FaultResult, Measurement, Tick
@@ -80,7 +80,7 @@ async def run_test(
             mark = await stage.mark()
             for name in faults:
                 on_phase(name)
-                results.append(await inflict(stage, name))
+                results.append(await inject(stage, name))
             during = await stage.conclude(mark)
         simulated = city(stage, measurement) if target.config.engine == "simulated" else None
         return RunResult(measurement, tuple(results), during, tuple(stage.ticks), simulated)

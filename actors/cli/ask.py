@@ -19,7 +19,7 @@ from cluster.lab.report.number_format import compact
 
 if TYPE_CHECKING:
     from cluster.client import GatewayClient
-    from cluster.wire.memory_wire import AskAllProgress, CameraTold, Told
+    from cluster.wire.memory_wire import AskAllProgress, AskOutcome, CameraOutcome
 
 PROMPT = "? "
 
@@ -143,21 +143,21 @@ class Shown:
     json: str | None
     _conversation: str = ""
 
-    def answer(self, question: str, events: Generator[str | Told, None, None]) -> Told:
+    def answer(self, question: str, events: Generator[str | AskOutcome, None, None]) -> AskOutcome:
         """Print the pieces as they arrive, then the evidence; the call is closed when this returns or raises. Raises
         ``SightlineError``: the answer failed, or a file cannot be written."""
-        from cluster.wire.memory_wire import Told
+        from cluster.wire.memory_wire import AskOutcome
 
         quiet = self.json == "-"
         try:
             for event in events:
-                if isinstance(event, Told):
+                if isinstance(event, AskOutcome):
                     break
                 if not quiet:
                     print(printable(event), end="", flush=True)
         finally:
             events.close()
-        assert isinstance(event, Told)
+        assert isinstance(event, AskOutcome)
         if not quiet:
             print()
         files = write_pictures(event, self.pictures) if self.pictures is not None else []
@@ -167,13 +167,13 @@ class Shown:
             _print_explanation(event)
         return event
 
-    def _remarks(self, question: str, told: Told) -> None:
-        from cluster.types.cameras import remark_on
+    def _remarks(self, question: str, told: AskOutcome) -> None:
+        from cluster.types.cameras import answer_remark
 
         screen = console(stderr=True)
         if told.result.degraded:
             screen.print("[yellow]part of the memory was unreachable; the answer may be incomplete[/]")
-        if remark := remark_on(question, told.result.text):
+        if remark := answer_remark(question, told.result.text):
             screen.print(f"[yellow]{remark}[/]")
         if (screen.is_terminal or self.explain) and told.conversation != self._conversation:
             screen.print(f"[dim]conversation {told.conversation}[/]")
@@ -185,7 +185,7 @@ def printable(text: str) -> str:
     return "".join(letter for letter in text if letter.isprintable() or letter in "\n\t")
 
 
-def moment_lines(told: Told) -> list[tuple[str, str, str]]:
+def moment_lines(told: AskOutcome) -> list[tuple[str, str, str]]:
     """For each moment: time, duration and share of attention."""
     from cluster.types import MICROSECONDS
     from cluster.wire.memory_wire import ago_s
@@ -200,7 +200,7 @@ def moment_lines(told: Told) -> list[tuple[str, str, str]]:
     ]
 
 
-def cost_lines(told: Told) -> list[str]:
+def cost_lines(told: AskOutcome) -> list[str]:
     """Time span that the answer covers, and its cost."""
     from cluster.types import MICROSECONDS
 
@@ -213,7 +213,7 @@ def cost_lines(told: Told) -> list[str]:
     ]
 
 
-def _print_explanation(told: Told) -> None:
+def _print_explanation(told: AskOutcome) -> None:
     from rich.table import Column, Table
 
     screen = console()
@@ -225,7 +225,7 @@ def _print_explanation(told: Told) -> None:
     screen.print("\n".join(cost_lines(told)), markup=False)
 
 
-def write_pictures(told: Told, folder: Path) -> list[str]:
+def write_pictures(told: AskOutcome, folder: Path) -> list[str]:
     """Write the available pictures; returns a path or ``""`` per moment, in the order of the moments. Raises
     ``SightlineError``: a file cannot be written."""
     from cluster.types import MICROSECONDS
@@ -240,7 +240,7 @@ def write_pictures(told: Told, folder: Path) -> list[str]:
     return paths
 
 
-def as_json(told: Told, files: list[str]) -> dict[str, Any]:
+def as_json(told: AskOutcome, files: list[str]) -> dict[str, Any]:
     """The result as JSON; ``files``: paths of the pictures, empty if none were requested."""
     from cluster.wire.memory_wire import ago_s
 
@@ -254,13 +254,13 @@ def as_json(told: Told, files: list[str]) -> dict[str, Any]:
 
 
 def _show_all(
-    events: Generator[CameraTold | AskAllProgress, None, None], *, pictures: Path | None, json: str | None
+    events: Generator[CameraOutcome | AskAllProgress, None, None], *, pictures: Path | None, json: str | None
 ) -> bool:
     """Print answers as they arrive, then their moments by rank. Ctrl-C cancels the question, shows what has arrived and
     makes this return false. Raises ``SightlineError``: the question failed, or a file cannot be written."""
-    from cluster.wire.memory_wire import CameraTold, ranked
+    from cluster.wire.memory_wire import CameraOutcome, ranked
 
-    answers: list[CameraTold] = []
+    answers: list[CameraOutcome] = []
     progress: AskAllProgress | None = None
     quiet, whole = json == "-", True
     screen, errors = console(), console(stderr=True)
@@ -268,7 +268,7 @@ def _show_all(
     try:
         for event in events:
             print(clear, end="", file=sys.stderr, flush=True)
-            if isinstance(event, CameraTold):
+            if isinstance(event, CameraOutcome):
                 answers.append(event)
                 if event.told is not None and event.told.result.says_yes and not quiet:
                     print(
@@ -323,6 +323,6 @@ def _show_all(
     return whole
 
 
-def _reason(answers: Sequence[CameraTold], *, empty: bool) -> str:
+def _reason(answers: Sequence[CameraOutcome], *, empty: bool) -> str:
     """Reason of one of the cameras without an answer."""
     return min((each.error for each in answers if each.error and each.empty is empty), default="")

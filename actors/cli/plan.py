@@ -98,7 +98,7 @@ def city(
     from cluster.lab.city.mix import MIXES
     from cluster.lab.city.plan import CityPlan, Timing, parse_event
     from cluster.lab.city.replica import EngineSettings
-    from cluster.lab.city.study import Audience, parse_ladder, parse_objective, parse_pools, study
+    from cluster.lab.city.study import StudyProgress, parse_ladder, parse_objective, parse_pools, study
     from cluster.lab.report.number_format import figure_text
     from cluster.lab.report.page import write_files
 
@@ -138,7 +138,7 @@ def city(
     )
     plan.check()
     with Progress(total=1.0) as shown:
-        told = Audience(
+        told = StudyProgress(
             lambda share: shown.show(shown.phase, share), shown.begin, lambda trial: shown.say(_trial_text(trial))
         )
         found = study(plan, wanted, cameras=cameras is not None, replicas=counted, told=told)

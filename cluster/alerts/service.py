@@ -42,7 +42,7 @@ from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.security.roles import EVERY
 from cluster.types import Answer
-from cluster.wire.answers import FanOut, Subscription, giving_way
+from cluster.wire.answers import FanOut, Subscription, yielding
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class AlertService:
         self._ended_cameras = {status.name for status in watched.statuses if status.state == "ended"}
         self._tracker.retain_cameras(lives, now_s)
         self._health.retain_cameras(lives.keys() - removed, now_s)
-        async for status in giving_way(watched.statuses):
+        async for status in yielding(watched.statuses):
             picture, camera = watched.pictures.get(status.name), self._cameras.get(status.name)
             patient, stride_s = (camera.is_patient, camera.window.stride_s) if camera is not None else (False, 0.0)
             asked = camera is None or camera.asks_at(now_s)

@@ -286,7 +286,7 @@ class ScoredWindow:
     score: float
 
 
-def rehearse(windows: Sequence[ScoredWindow], rule: Rule) -> list[Incident]:
+def simulate_incidents(windows: Sequence[ScoredWindow], rule: Rule) -> list[Incident]:
     """Incidents, oldest first, that ``windows`` (oldest first) would have opened under ``rule``. ``start`` and ``end``
     are microseconds on the windows' clock; an incident still open at the end has no ``ended_s``."""
     kept = OpenIncidents("rehearsal")

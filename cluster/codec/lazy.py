@@ -160,7 +160,7 @@ class LazyDecode:
     """Whether the last packet judged is an I-frame at which decoding can start."""
     set_back: bool = False
     """Whether the camera's clock went back, or stood still, before the last packet judged: times repeat."""
-    waits_from: int | None = None
+    waiting_since: int | None = None
     """Decoding time since which samples of held packets wait for a keyframe, None if they do not."""
 
     _headers: SliceHeaders = field(init=False)
@@ -209,7 +209,7 @@ class LazyDecode:
     @property
     def unsure(self) -> bool:
         """Whether samples of held packets are delayed, because their sizes alone do not show them to be quiet."""
-        return self.waits_from is not None or self._lags_from is not None
+        return self.waiting_since is not None or self._lags_from is not None
 
     @property
     def holding(self) -> int:
@@ -265,8 +265,8 @@ class LazyDecode:
             return False
         if not quiet and self._lags_from is None:
             self._lags_from = decoded
-        if not believed and self.waits_from is None:
-            self.waits_from = decoded
+        if not believed and self.waiting_since is None:
+            self.waiting_since = decoded
             self.events["waited"] += 1
         return True
 
@@ -279,7 +279,7 @@ class LazyDecode:
             heapq.heappush(self._times, packet.packet.pts)
         shown = self._decoded
         if self.unsure and shown is not None:
-            shown -= round((min(SLOW_S, self.wait_s) if self.waits_from is None else self.wait_s) * MICROSECONDS)
+            shown -= round((min(SLOW_S, self.wait_s) if self.waiting_since is None else self.wait_s) * MICROSECONDS)
         return self._shown_before(shown)
 
     def release(self) -> list[FramedPacket]:
@@ -301,7 +301,7 @@ class LazyDecode:
         self._held.clear()
         self._times.clear()
         self.held_bytes = 0
-        self.waits_from = self._lags_from = None
+        self.waiting_since = self._lags_from = None
 
     def label(self, changed: bool) -> None:
         """Learn from the pruner's verdict on a decoded sample, and check the packets' verdict against it."""
@@ -334,7 +334,7 @@ class LazyDecode:
             and len(self._held) < HELD_PACKETS
             and (first is None or decoded - first <= HELD_S * MICROSECONDS)
             # Strictly less: a picture that has waited wait_s would be shown.
-            and (self.waits_from is None or decoded - self.waits_from < self.wait_s * MICROSECONDS)
+            and (self.waiting_since is None or decoded - self.waiting_since < self.wait_s * MICROSECONDS)
             # Packets accepted by the slow mean only are decoded within a stride, or at a keyframe expected soon.
             and (
                 self._lags_from is None

@@ -287,7 +287,7 @@ class RunningCamera:
         if lane is None or lane.address != self.address:
             return None
         windows = lane.windows
-        self._count_lost(self._in_flight.set_settled(windows.settled, windows.closed, windows.end))
+        self._count_lost(self._in_flight.apply_counts(windows.settled, windows.closed, windows.end))
         return lane
 
     def _send(self, sample: FrameSample) -> None:

@@ -119,7 +119,7 @@ class WindowsInFlight:
             self._seams.clear()
         self.stride_s = stride_s
 
-    def set_settled(self, windows: int, closed: int, window_end: int | None) -> int:
+    def apply_counts(self, windows: int, closed: int, window_end: int | None) -> int:
         """Apply the replica's window counts, over frames of any decoder: ``windows`` answered or dropped, ``closed``
         (those plus waiting ones), and the end of the last closed window since its windows began, on the camera's clock.
         Counts decrease if the replica has closed the camera in between.
@@ -203,7 +203,7 @@ class WindowsInFlight:
     def count_lost(self) -> int:
         """Handle the loss of the replica: return the number of lost windows and start over.
 
-        Excludes the open window, which the next replica may continue: :meth:`add_frame` or :meth:`set_settled` reports
+        Excludes the open window, which the next replica may continue: :meth:`add_frame` or :meth:`apply_counts` reports
         it if lost.
         """
         if self._origin is not None and not (self._settled or self._closed):

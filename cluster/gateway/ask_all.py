@@ -16,7 +16,7 @@ from cluster.security.limits import SharedPlaces
 from cluster.security.roles import EVERY, current_principal, in_scope, note_cameras
 from cluster.types import CameraStatus
 from cluster.wire.memory_wire import check_name, check_question, check_seconds
-from cluster.wire.status import Code, as_told, code_of
+from cluster.wire.status import Code, code_of, upstream_error
 
 log = logging.getLogger(__name__)
 
@@ -205,4 +205,6 @@ def replicas_in_turn(statuses: Iterable[CameraStatus]) -> list[str]:
 def _explained(error: BaseException, camera: str) -> BaseException:
     if isinstance(error, TimeoutError):
         return TimeoutError("no answer before the question's deadline")
-    return as_told(error, f"the replica of camera {camera!r}") if isinstance(error, grpc.aio.AioRpcError) else error
+    return (
+        upstream_error(error, f"the replica of camera {camera!r}") if isinstance(error, grpc.aio.AioRpcError) else error
+    )

@@ -11,7 +11,7 @@ import grpc.aio
 from cluster.errors import UnavailableError
 from cluster.security.limits import SharedPlaces
 from cluster.wire.channel import ChannelPool
-from cluster.wire.status import as_told, is_ours
+from cluster.wire.status import is_ours, upstream_error
 
 Code = grpc.StatusCode
 
@@ -50,7 +50,7 @@ class Forwarding:
                     yield channel
         except grpc.aio.AioRpcError as error:
             if is_ours(error) or error.code() not in (Code.DEADLINE_EXCEEDED, Code.UNIMPLEMENTED):
-                raise as_told(error, who) from None
+                raise upstream_error(error, who) from None
             raise (UnavailableError(unserved) if error.code() is Code.UNIMPLEMENTED else late) from None
         except TimeoutError:
             raise late from None

@@ -18,7 +18,7 @@ from cluster.gateway.forwarding import Forwarding, relay
 from cluster.types import CameraStatus
 from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import check_camera
-from cluster.wire.status import as_told
+from cluster.wire.status import upstream_error
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -128,7 +128,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     return pb.ForgetResponse()
-                raise as_told(error, f"a replica that may hold data of camera {request.camera!r}") from None
+                raise upstream_error(error, f"a replica that may hold data of camera {request.camera!r}") from None
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.MemoryStatus:
         async with self._forwarding(request.camera, context, self._call_s) as (replica, limit_s):

@@ -22,7 +22,7 @@ from cluster.security.roles import current_principal, note_cameras
 from cluster.wire.channel import ChannelPool
 from cluster.wire.convert import settings_from_json
 from cluster.wire.memory_wire import check_camera, check_seconds
-from cluster.wire.status import as_refused, as_told
+from cluster.wire.status import as_refused, upstream_error
 
 CALL_S = 10.0
 TEST_S = 30.0
@@ -199,7 +199,7 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
                 async with self._forwarding.channels.lease(await self._alerting()) as channel:
                     stored = await pictures_pb2_grpc.PicturesStub(channel).Forget(request, timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
-            raise as_told(error, f"a process with footage of camera {camera!r}") from None
+            raise upstream_error(error, f"a process with footage of camera {camera!r}") from None
         stored.bytes += buffered.bytes
         return stored
 

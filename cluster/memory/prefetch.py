@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 Load = Callable[[Sequence[BlockKey]], list[Loaded]]
 
-WORTH = 64
+MIN_LOAD_BLOCKS = 64
 """Minimum number of blocks per load when a layer is split: fewer take less time than a second call."""
 
 PARTS = 2
@@ -186,7 +186,7 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
             by_layer.setdefault(key.layer, []).append(key)
         loads: dict[BlockKey, _Load] = {}
         for layer, members in by_layer.items():
-            parts = max(1, min(PARTS, len(members) // WORTH))
+            parts = max(1, min(PARTS, len(members) // MIN_LOAD_BLOCKS))
             for mine in (members[at::parts] for at in range(parts)):
                 with self._lock:
                     if not self._running:

@@ -47,7 +47,7 @@ _SERIES: Mapping[Role, Sequence[Series]] = {
     "tier": [
         (families.node_tier_requests, _TIER_CALLS, ("ok", "refused", "invalid", "late", "left", "failed")),
         (families.node_tier_seconds, _TIER_CALLS),
-        (families.node_tier_blocks, ("store", "load"), ("hit", "miss", "pending", "retry")),
+        (families.node_tier_blocks, ("store", "load"), ("hit", "miss", "retry")),
         (families.node_tier_moved_bytes, ("in", "out")),
     ],
     "reconciler": [

@@ -11,7 +11,7 @@ from cluster.replica.memory import MemoryDeletions, WorkerMemory
 from cluster.replica.worker import EngineWorker
 from cluster.tracing.spans import ReplicaTraces
 from cluster.types import Answer, FrameSample, StreamSpec
-from cluster.types.reports import HandedOver, WindowCounters
+from cluster.types.reports import HandOverResult, WindowCounters
 from cluster.wire import answers as results
 
 log = logging.getLogger(__name__)
@@ -59,12 +59,12 @@ class WorkerFrames:
             self._traces.remove_camera(camera)
         self._worker.close(camera, flush=flush)
 
-    async def on_hand_over(self, camera: str) -> HandedOver:
+    async def on_hand_over(self, camera: str) -> HandOverResult:
         self._orphans.pop(camera, None)
         # Shielded: if the decoder dies meanwhile, nobody else would delete what is left here.
         return await asyncio.shield(self._start(self._hand_over(camera)))
 
-    async def _hand_over(self, camera: str) -> HandedOver:
+    async def _hand_over(self, camera: str) -> HandOverResult:
         handed = await asyncio.wrap_future(self._worker.hand_over(camera))
         # Unless it was reopened here before it was handed over.
         if self._deletions is not None and camera not in self._worker.open_streams():

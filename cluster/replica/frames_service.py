@@ -14,7 +14,7 @@ from sightline.v1 import frames_pb2, frames_pb2_grpc
 
 from cluster.errors import CapacityError, SightlineError, UnknownCameraError
 from cluster.types import FrameSample, StreamSpec
-from cluster.types.reports import HandedOver, WindowCounters
+from cluster.types.reports import HandOverResult, WindowCounters
 from cluster.wire.convert import frame_from_proto, spec_from_json
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class FrameHandler(Protocol):
     async def on_close(self, camera: str, flush: bool) -> None:
         """Close a camera for good; ``flush``: answer its last, incomplete window first."""
 
-    async def on_hand_over(self, camera: str) -> HandedOver:
+    async def on_hand_over(self, camera: str) -> HandOverResult:
         """Answer a camera's queued windows and close it for another replica, which opens it after this returns."""
 
     async def on_lost(self, cameras: list[str]) -> None:
@@ -262,7 +262,7 @@ class _Connection:
             _sentence(error)
 
     async def _hand_over(self, camera: str, *, mine: bool) -> frames_pb2.FrameAck:
-        handed = HandedOver(False, self._handler.counters(camera))
+        handed = HandOverResult(False, self._handler.counters(camera))
         try:
             if mine:
                 handed = await self._handler.on_hand_over(camera)

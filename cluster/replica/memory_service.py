@@ -18,7 +18,7 @@ from cluster.replica.ask_queue import Conversations
 from cluster.security.limits import AtOnce
 from cluster.types import MICROSECONDS, AskResult, AskSpec
 from cluster.wire.memory_wire import (
-    Told,
+    AskOutcome,
     ask_from_proto,
     check_camera,
     check_question,
@@ -159,7 +159,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         self, request: memory_pb2.AskRequest, context: Context, result: AskResult, conversation: str = ""
     ) -> None:
         pictures = await self._pictures(result) if request.with_pictures else ()
-        told = told_to_proto(Told(result, conversation, tuple(pictures)))
+        told = told_to_proto(AskOutcome(result, conversation, tuple(pictures)))
         await context.write(memory_pb2.AskEvent(result=told))
 
     async def _relay(self, ask: AskSpec, context: Context) -> AskResult:

@@ -19,7 +19,7 @@ from cluster.replica.window_accounting import WindowAccounting
 from cluster.replica.window_queue import DropReason, WindowQueue
 from cluster.types import Answer, FrameSample, LastAnswer, StreamSpec, WindowRequest
 from cluster.types.cameras import Priority
-from cluster.types.reports import AccountedSpan, HandedOver, StreamReport, WindowCounters
+from cluster.types.reports import AccountedSpan, HandOverResult, StreamReport, WindowCounters
 
 if TYPE_CHECKING:
     from cluster.engine.base import Engine
@@ -100,7 +100,7 @@ class OpenStream:
     last_answers: dict[str, LastAnswer] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     computed: Counter[str] = field(default_factory=lambda: Counter(tokens_full=0, tokens_kept=0))
-    leaving: Future[HandedOver] | None = None
+    leaving: Future[HandOverResult] | None = None
     incarnation: str = field(default_factory=_new_id)
     run: str = field(default_factory=_new_id)
     accounted_before: AccountedSpan | None = None

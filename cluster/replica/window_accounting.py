@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.types import MICROSECONDS, FrameSample, WindowRequest
-from cluster.types.reports import JUMP_S, ROUNDING, AccountedSpan, CameraMoment, gap_s
+from cluster.types.reports import CLOCK_JUMP_S, ROUNDING, AccountedSpan, CameraMoment, gap_s
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class WindowAccounting:
         if not sample.gap or self._newest is None or self._end is None:
             return True
         hole_s = (sample.pts - self._end) / MICROSECONDS
-        late = not patient and hole_s > arrived_s - self._at_s + JUMP_S
+        late = not patient and hole_s > arrived_s - self._at_s + CLOCK_JUMP_S
         return sample.pts > self._newest.pts and sample.grid == self._newest.grid and not late
 
     def add_gap(self, sample: FrameSample) -> None:

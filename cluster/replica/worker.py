@@ -23,7 +23,7 @@ from cluster.replica.steps import OpenStream, PendingFrame, StepRunner, StepTime
 from cluster.replica.window_queue import WindowQueue
 from cluster.types import AskResult, AskSpec, DeletedMemory, FrameSample, StreamSpec
 from cluster.types.cameras import Priority
-from cluster.types.reports import HandedOver, ReplicaReport, StreamReport, WindowCounters
+from cluster.types.reports import HandOverResult, ReplicaReport, StreamReport, WindowCounters
 
 if TYPE_CHECKING:
     from cluster.engine.base import Engine
@@ -198,7 +198,7 @@ class EngineWorker:
         answered; its memory stays. ``abandoned``: its decoder died; windows missed until now are lost."""
         self._command(lambda _: self._close(stream, flush, abandoned))
 
-    def hand_over(self, stream: str) -> Future[HandedOver]:
+    def hand_over(self, stream: str) -> Future[HandOverResult]:
         """Close a camera for another replica once its queued windows are answered. When done, its state is in the tiers
         if the engine could save it; otherwise the caller counts the open window."""
         return self._command(partial(self._request_hand_over, stream))
@@ -359,17 +359,17 @@ class EngineWorker:
             self._asks.cancel_camera(name, UnavailableError(f"camera {name!r} was closed here; ask again in a moment"))
             self._remove_stream(name)
 
-    def _request_hand_over(self, name: str, done: Future[HandedOver]) -> None:
+    def _request_hand_over(self, name: str, done: Future[HandOverResult]) -> None:
         stream = self._streams.get(name)
         if stream is None or stream.leaving is not None:
-            done.set_result(HandedOver(False, WindowCounters()))
+            done.set_result(HandOverResult(False, WindowCounters()))
         else:
             stream.leaving = done
 
     @staticmethod
     def _cancel_hand_over(stream: OpenStream) -> None:
         if stream.leaving is not None:
-            stream.leaving.set_result(HandedOver(False, stream.windows()))
+            stream.leaving.set_result(HandOverResult(False, stream.windows()))
             stream.leaving = None
 
     def _hand_over(self, name: str, stream: OpenStream) -> None:
@@ -388,7 +388,7 @@ class EngineWorker:
         self._remove_stream(name)
         assert done is not None
         counts = stream.windows()
-        saved.add_done_callback(lambda saved: done.set_result(HandedOver(saved.result(), counts)))
+        saved.add_done_callback(lambda saved: done.set_result(HandOverResult(saved.result(), counts)))
 
     def _remove(self, name: str, life: str) -> None:
         stream = self._streams.get(name)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-SAYS_YES = 0.5
+YES_THRESHOLD = 0.5
 """P(yes) at or above which the answer to a free question counts as yes."""
 
 
@@ -141,7 +141,7 @@ class AskResult:
 
     @property
     def says_yes(self) -> bool:
-        return self.yes >= SAYS_YES
+        return self.yes >= YES_THRESHOLD
 
 
 @dataclass(frozen=True, slots=True)

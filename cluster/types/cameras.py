@@ -233,7 +233,7 @@ def is_open_question(text: str) -> bool:
     return _OPEN.match(text) is not None
 
 
-def remark_on(question: str, answer: str) -> str:
+def answer_remark(question: str, answer: str) -> str:
     """Note for the asker when an open question got a bare yes or no, as from a small model; else empty."""
     if is_open_question(question) and answer.strip(" .").lower() in ("yes", "no"):
         return "the question asks for more than yes or no; this model answered no more than that"

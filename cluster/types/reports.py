@@ -43,7 +43,7 @@ class CameraMoment(Packed):
     at_s: float
 
 
-JUMP_S = 10.0
+CLOCK_JUMP_S = 10.0
 """Seconds a camera's clock may run ahead of arrival times before it counts as reset and its gaps as unknown."""
 
 ROUNDING = 0.05
@@ -53,7 +53,7 @@ ROUNDING = 0.05
 def gap_s(video_s: float, waited_s: float) -> float:
     """Length of a gap in seconds: ``video_s``, by the camera's clock, unless that jumped; then the waiting time. A gap
     shorter than the wait is no jump: edge agents buffer packets while disconnected."""
-    return video_s if 0 <= video_s <= waited_s + JUMP_S else waited_s
+    return video_s if 0 <= video_s <= waited_s + CLOCK_JUMP_S else waited_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class WindowCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOver:
+class HandOverResult:
     """Result of a hand-over. ``saved``: another replica can continue the window; ``counters``: final values."""
 
     saved: bool
@@ -204,7 +204,7 @@ class DecoderNumbers:
 
 
 OVER = "over"
-MOST_RUNS = 32
+MAX_RUNS = 32
 """Runs of one camera tracked separately; beyond that, the least recently updated one counts as ended."""
 
 
@@ -222,7 +222,7 @@ class Totals:
         """Record a run's counts so far."""
         self.runs.pop(run, None)
         self.runs[run] = dict(counts)
-        if len(self.runs) > 1 + MOST_RUNS:
+        if len(self.runs) > 1 + MAX_RUNS:
             self.end(list(self.runs)[1])
 
     def end(self, run: str) -> None:

@@ -36,7 +36,7 @@ def rest_s(poll_s: float, took_s: float) -> float:
     return max(poll_s, min(MOST_REST_S, REST * took_s))
 
 
-async def giving_way(items: Iterable[T]) -> AsyncIterator[T]:
+async def yielding(items: Iterable[T]) -> AsyncIterator[T]:
     """Yield the items, returning control to the event loop every ``AT_ONCE`` items."""
     for number, item in enumerate(items, 1):
         yield item

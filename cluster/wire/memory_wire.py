@@ -31,7 +31,7 @@ _LAYOUT = "\t\n\r"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AskOutcome:
     """Final event of an answer; ``pictures``: one JPEG per moment, empty where there is none."""
 
     result: AskResult
@@ -40,12 +40,12 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class CameraTold:
+class CameraOutcome:
     """One camera's answer to a question to all: ``told``, or None and an ``error``, unless the camera has no memory of
     that time (``empty``). ``incidents``: for each moment, the id of the one whose clip shows it, or empty."""
 
     camera: str
-    told: Told | None = None
+    told: AskOutcome | None = None
     error: str = ""
     incidents: tuple[str, ...] = ()
     empty: bool = False
@@ -78,7 +78,7 @@ class RankedMoment:
     picture: bytes
 
 
-def ranked(answers: Iterable[CameraTold]) -> list[RankedMoment]:
+def ranked(answers: Iterable[CameraOutcome]) -> list[RankedMoment]:
     """All moments, best first."""
     found = []
     for each in answers:
@@ -93,13 +93,13 @@ def ranked(answers: Iterable[CameraTold]) -> list[RankedMoment]:
     return sorted(found, key=lambda each: -each.rank)
 
 
-def all_from_proto(message: memory_pb2.AskAllEvent) -> CameraTold | AskAllProgress:
+def all_from_proto(message: memory_pb2.AskAllEvent) -> CameraOutcome | AskAllProgress:
     """Convert an event of ``AskAll``."""
     if message.WhichOneof("event") == "progress":
         return from_message(AskAllProgress, message.progress)
     answer = message.answer
     told = told_from_proto(answer.result, answer.camera) if answer.HasField("result") else None
-    return CameraTold(answer.camera, told, answer.error, tuple(answer.incidents), answer.empty)
+    return CameraOutcome(answer.camera, told, answer.error, tuple(answer.incidents), answer.empty)
 
 
 def ago_s(result: AskResult, moment: Moment) -> float:
@@ -180,7 +180,7 @@ def ask_from_proto(request: memory_pb2.AskRequest, longest: int, turns: Sequence
     )
 
 
-def told_to_proto(told: Told) -> memory_pb2.AskResult:
+def told_to_proto(told: AskOutcome) -> memory_pb2.AskResult:
     """Convert a result, omitting pictures that no longer fit ``MAX_PICTURES_BYTES``, those of the lightest moments.
     Raises ``ValueError``: there are pictures, but not one per moment."""
     result, room, moments = told.result, MAX_PICTURES_BYTES, []
@@ -191,10 +191,10 @@ def told_to_proto(told: Told) -> memory_pb2.AskResult:
     return to_message(memory_pb2.AskResult, result, ("camera",), moments=moments, conversation=told.conversation)
 
 
-def told_from_proto(message: memory_pb2.AskResult, camera: str) -> Told:
+def told_from_proto(message: memory_pb2.AskResult, camera: str) -> AskOutcome:
     """The inverse of :func:`told_to_proto`; the message does not name its camera."""
     pictures = tuple(moment.picture for moment in message.moments)
-    return Told(from_message(AskResult, message, stream=camera), message.conversation, pictures)
+    return AskOutcome(from_message(AskResult, message, stream=camera), message.conversation, pictures)
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def to_error(error: grpc.RpcError) -> SightlineError:
     return SightlineError(f"{error.code().name}: {sentence}")
 
 
-def as_told(error: grpc.aio.AioRpcError, what: str) -> SightlineError:
+def upstream_error(error: grpc.aio.AioRpcError, what: str) -> SightlineError:
     """The error of a call to ``what``: a sentence of its own unchanged, gRPC's text wrapped in one of ours."""
     if is_ours(error):
         return RefusedError(error.code(), error.details() or error.code().name)

@@ -11,7 +11,7 @@ from cluster.client import GatewayClient
 from cluster.config import load_config
 from cluster.errors import NotReadyError, UnknownCameraError
 from cluster.types import MICROSECONDS, MemoryStatus
-from cluster.wire.memory_wire import Told
+from cluster.wire.memory_wire import AskOutcome
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -54,7 +54,7 @@ def client(cluster):
         yield client
 
 
-def asked(client: GatewayClient, camera: str, **options) -> Told:
+def asked(client: GatewayClient, camera: str, **options) -> AskOutcome:
     *pieces, told = client.ask(camera, "What happened?", max_new_tokens=6, **options)
     assert "".join(pieces).strip() == told.result.text
     return told

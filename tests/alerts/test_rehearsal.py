@@ -5,7 +5,7 @@ import random
 import pytest
 
 from cluster.alerts.open_incidents import OpenIncidents
-from cluster.alerts.tracker import IncidentTracker, Rule, ScoredWindow, rehearse
+from cluster.alerts.tracker import IncidentTracker, Rule, ScoredWindow, simulate_incidents
 from cluster.types import MICROSECONDS, Answer, TokenCount
 
 
@@ -27,7 +27,7 @@ def windows(*scores: float) -> list[ScoredWindow]:
 def test_by_hand(threshold: float, consecutive: int, wanted: list[tuple[float, float | None]]) -> None:
     scores = windows(0.1, 0.7, 0.9, 0.6, 0.1, 0.1, 0.1)
     rule = Rule(threshold=threshold, consecutive=consecutive, cooldown_s=0)
-    found = rehearse(scores, rule)
+    found = simulate_incidents(scores, rule)
     assert [(each.start / MICROSECONDS, None if each.open else each.end / MICROSECONDS) for each in found] == wanted
 
 
@@ -49,8 +49,8 @@ def test_as_production_makes_them(seed: int) -> None:
         made |= kept.pop_changes().incidents
     wanted = sorted((each.start, each.end, each.score, each.windows) for each in made.values())
     assert len(wanted) > 3
-    assert [(each.start, each.end, each.score, each.windows) for each in rehearse(scored, rule)] == wanted
+    assert [(each.start, each.end, each.score, each.windows) for each in simulate_incidents(scored, rule)] == wanted
 
 
 def test_nothing_of_nothing() -> None:
-    assert rehearse([], Rule()) == []
+    assert simulate_incidents([], Rule()) == []

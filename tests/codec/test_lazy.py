@@ -454,7 +454,7 @@ def test_another_longest_wait_applies_from_the_next_packet_on(
         if number == change:
             held = camera.lazy
             assert held is not None
-            assert held.waits_from is not None
+            assert held.waiting_since is not None
             held.wait_s = then_s
         before = len(camera.frames)
         camera.feed(packet)
@@ -503,7 +503,7 @@ def test_no_sample_is_told_unchanged_while_it_is_in_doubt(footage: Callable[[str
     for packet in packets[: 5 * GOP] + slower:
         told = len(camera.frames)
         camera.feed(packet)
-        if packet.keyframe or held.waits_from is None:
+        if packet.keyframe or held.waiting_since is None:
             in_doubt.clear()
             continue
         in_doubt.add(packet.pts or 0)

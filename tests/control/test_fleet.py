@@ -17,7 +17,7 @@ from cluster.control.fleet import Fleet
 from cluster.control.ladder import CameraOnLadder, Ladder, LadderPolicy
 from cluster.errors import UnknownCameraError
 from cluster.lab.city.district import District
-from cluster.lab.city.mix import CameraClass, Mix, Spell
+from cluster.lab.city.mix import BurstPeriod, CameraClass, Mix
 from cluster.lab.city.plan import CityPlan, PoolPlan, Timing
 from cluster.lab.city.replica import EngineSettings
 from cluster.lab.city.tally import LAG_BINS, LEAST_S, PER_DECADE, by_reason, lag_quantile
@@ -430,7 +430,9 @@ def unaccounted(district: District) -> int:
 
 def test_everyone_waking_at_once_goes_down_the_ladder_and_up_again_without_a_critical_window_late() -> None:
     """After three minutes, when they have come to rest, they are all busy for 84 s, seven stretches of the tally."""
-    district = overloaded(0.7, 0.3, seconds=384, spells=[Spell("wake", 180.0, 264.0, 1.0, frozenset(range(1000)))])
+    district = overloaded(
+        0.7, 0.3, seconds=384, spells=[BurstPeriod("wake", 180.0, 264.0, 1.0, frozenset(range(1000)))]
+    )
     district.run()
     tally, rank, awake = district.tally, Priority.CRITICAL.rank, slice(15, 22)
     assert set(by_reason(tally.dropped)) == {"shed"}, "the queue gives nothing up"

@@ -29,7 +29,7 @@ def send(counter: WindowsInFlight, first_s: float, last_s: float) -> None:
 
 def settle(counter: WindowsInFlight, windows: int, end_s: float | None, *, closed: int | None = None) -> int:
     """The replica has settled so many, and closed as many unless told, the last at ``end_s``."""
-    return counter.set_settled(windows, windows if closed is None else closed, end_s and int(end_s * SECOND))
+    return counter.apply_counts(windows, windows if closed is None else closed, end_s and int(end_s * SECOND))
 
 
 def lost(counter: WindowsInFlight, next_s: float) -> int:
@@ -338,7 +338,7 @@ def test_counts_as_many_windows_as_the_engines_own_clock(segments: list[tuple[in
             closed += len(ends)
             second += 1
             if ends:
-                counter.set_settled(closed, closed, ends[-1])
+                counter.apply_counts(closed, closed, ends[-1])
         # What the engine has closed is settled: left is the one in the making, if a frame of it has come.
         assert counter.count() == (second * SECOND > clock.end - stride * SECOND)
 

@@ -13,7 +13,7 @@ from cluster.client import GatewayClient
 from cluster.errors import CapacityError, ConfigError, NotReadyError
 from cluster.gateway.ask_all import AskAll, replicas_in_turn
 from cluster.types import CameraStatus
-from cluster.wire.memory_wire import AskAllProgress, CameraTold, all_from_proto, ranked
+from cluster.wire.memory_wire import AskAllProgress, CameraOutcome, all_from_proto, ranked
 
 CAMERAS = [CameraStatus(f"cam-{number:03d}", replica=f"r{number % 2}", memory_frames=9) for number in range(12)]
 
@@ -49,7 +49,7 @@ class Cameras:
 async def told(cameras, incidents=None, **request):
     events = AskAll(cameras.ask, cameras.list, incidents).answers(memory_pb2.AskAllRequest(text="Van?", **request))
     found = [all_from_proto(each) async for each in events]
-    return [each for each in found if isinstance(each, CameraTold)], found[-1]
+    return [each for each in found if isinstance(each, CameraOutcome)], found[-1]
 
 
 async def test_all_are_asked_so_many_at_once_and_moments_are_ranked_by_p_yes_times_weight():
@@ -79,7 +79,7 @@ async def test_the_first_answer_does_not_wait_for_the_last():
     got = []
     async for event in events:
         told = all_from_proto(event)
-        got += [told.camera] if isinstance(told, CameraTold) else []
+        got += [told.camera] if isinstance(told, CameraOutcome) else []
         if len(got) == 11:
             slow.set()
     assert got[-1] == "cam-000"

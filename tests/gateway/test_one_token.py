@@ -10,9 +10,9 @@ from cluster.errors import CapacityError, UnauthenticatedError
 from cluster.gateway.ask_all import AskAll
 from cluster.gateway.forwarding import Forwarding
 from cluster.gateway.guard import Guard
-from cluster.gateway.http.answering import Answering
-from cluster.gateway.http.door import COOKIE, Door
+from cluster.gateway.http.free_questions import FreeQuestions
 from cluster.gateway.http.live import Feed
+from cluster.gateway.http.request_guard import COOKIE, RequestGuard
 from cluster.security.limits import RateLimit
 from cluster.security.roles import ANYBODY, Principal, Role, serve_as
 from cluster.security.sessions import CachedSessions, Sessions
@@ -76,7 +76,7 @@ def answering():
             yield memory_pb2.AskEvent(piece="Somebody")
             await asyncio.sleep(60)
 
-    answers = Answering(Calls(), MOST)
+    answers = FreeQuestions(Calls(), MOST)
     return stepped(lambda: answers.ask(memory_pb2.AskRequest(camera="gate", text="Who?"), 60.0))
 
 
@@ -131,7 +131,7 @@ async def test_signing_in_counts_as_a_call():
             raise UnauthenticatedError("this token is not known here; ask for a new one")
         return ANN
 
-    door = Door(Guard(verify, rate=RateLimit(0.001, 3)), "127.0.0.1")
+    door = RequestGuard(Guard(verify, rate=RateLimit(0.001, 3)), "127.0.0.1")
     for _ in range(3):
         await door.begin_session(_request(), "sl_ann")
     with pytest.raises(CapacityError, match="'ann' calls too often"):
@@ -149,7 +149,7 @@ async def test_made_up_sessions_are_not_ended():
             await super().end_session(session)
 
     store = Counting()
-    door = Door(Guard(lambda _: ANN), "127.0.0.1", CachedSessions(store))
+    door = RequestGuard(Guard(lambda _: ANN), "127.0.0.1", CachedSessions(store))
     for number in range(100):
         await door.end_session(_request(f"made-up-{number}"))
     assert store.ended == 0

@@ -20,7 +20,7 @@ from cluster.errors import (
 )
 from cluster.gateway.memory_proxy import MemoryProxy
 from cluster.wire.channel import ChannelPool, open_channel
-from cluster.wire.memory_wire import ForgottenCamera, Told
+from cluster.wire.memory_wire import AskOutcome, ForgottenCamera
 
 
 class Routes(dict):
@@ -52,7 +52,7 @@ async def test_everything_through_the_gateway():
                     lambda: list(client.ask("gate", "Who?", since_s=60, max_new_tokens=9, with_pictures=True))
                 )
                 assert pieces == ["two ", "words"]
-                assert told == Told(result("two words"), told.conversation, (b"\xff\xd8one", b""))
+                assert told == AskOutcome(result("two words"), told.conversation, (b"\xff\xd8one", b""))
                 await in_thread(lambda: list(client.ask("gate", "Sure?", conversation=told.conversation)))
                 assert (handler.asked[0].since_s, handler.asked[0].max_new_tokens) == (60.0, 9)
                 assert handler.asked[1].turns == (("Who?", "two words"),)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.lab.bench.window_accounting import CameraLedger, account, alert_times, percentile, within
+from cluster.lab.bench.window_accounting import CameraWindows, account, alert_times, percentile, within
 from cluster.types import Answer, Timing, TokenCount
 
 NO_TOKENS = TokenCount(0, 0, 0, 0, 0, 0, 0)
@@ -17,14 +17,14 @@ def answer(end_s: float, *, window: int = 0, start_s: float = 0.0, question: str
     return Answer("cam", window, start, end, question, 0.5, True, "", gated, NO_TOKENS, Timing(latency_s=0.1))
 
 
-def ledger(*ends: float, began_s: float = 100.0, stride_s: float = 2.0, lag_s: float = 0.5) -> CameraLedger:
-    found = CameraLedger("cam", began_s, stride_s)
+def ledger(*ends: float, began_s: float = 100.0, stride_s: float = 2.0, lag_s: float = 0.5) -> CameraWindows:
+    found = CameraWindows("cam", began_s, stride_s)
     for end in ends:
         found.saw(answer(end), began_s + end + lag_s)
     return found
 
 
-def shown(found: CameraLedger, until_s: float) -> list[tuple[float, bool]]:
+def shown(found: CameraWindows, until_s: float) -> list[tuple[float, bool]]:
     return [(round(slot.end_s - found.began_s, 3), slot.seen_s is not None) for slot in found.slots(until_s)]
 
 
@@ -54,9 +54,9 @@ def test_a_fresh_start_cuts_a_stride_in_pieces_and_only_whole_ones_are_missing()
     assert shown(ledger(2, 4, 6, 11.5), 112.0) == [(2, True), (4, True), (6, True), (8, False), (11.5, True)]
 
 
-def numbered(*windows: tuple[int, float, float]) -> CameraLedger:
+def numbered(*windows: tuple[int, float, float]) -> CameraWindows:
     """Of (number, start, end)."""
-    found = CameraLedger("cam", 100.0, 2.0)
+    found = CameraWindows("cam", 100.0, 2.0)
     for number, start_s, end_s in windows:
         found.saw(answer(end_s, window=number, start_s=start_s), 100.0 + end_s + 0.5)
     return found

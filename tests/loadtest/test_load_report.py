@@ -16,7 +16,7 @@ from actors.cli import main
 from cluster.config import load_config
 from cluster.errors import SightlineError
 from cluster.files import json_text
-from cluster.lab.bench.window_accounting import CameraLedger
+from cluster.lab.bench.window_accounting import CameraWindows
 from cluster.lab.city.mix import Mix
 from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_files
@@ -254,7 +254,7 @@ def test_a_page_that_cannot_be_written_says_so_and_leaves_the_last(tmp_path) -> 
 # -- what the simulator is told -------------------------------------------------------------------
 def camera(number: int, gated: bool) -> Camera:
     settings = profile(mix={"busy": 0.5, "quiet": 0.5})
-    ledger = CameraLedger(f"c{number}", 0.0, 0.5)
+    ledger = CameraWindows(f"c{number}", 0.0, 0.5)
     # Frames of 50 tokens, ten in ten seconds at two samples a second; anchors are every other one and whole.
     tokens = TokenCount(full=500, kept=325, reused=0, refreshed=0, new=0, query=20, encoded=0)
     for window in range(4):

@@ -16,7 +16,7 @@ from waiting import until_async
 from cluster.config import parse_camera
 from cluster.control.cameras.managed import ManagedCamera, written_keys
 from cluster.errors import CapacityError, ConfigError, SightlineError, UnavailableError
-from loadtest.faults import inflict
+from loadtest.faults import inject
 from loadtest.profile import Storm, script
 from loadtest.run import city, run_search, run_test
 from loadtest.search import Search
@@ -299,7 +299,7 @@ async def test_recovery_is_when_the_last_camera_is_on_time_again() -> None:
     try:
         async with toy.target(processes=lambda: {"replica-0": victim.pid}) as target, stage_on(target) as stage:
             await stage.warm_up(4)
-            found = await inflict(stage, "freeze-replica")
+            found = await inject(stage, "freeze-replica")
             assert not stopped()
     finally:
         victim.kill()
@@ -314,7 +314,7 @@ async def test_a_fault_that_nobody_notices_is_over_with_the_next_window() -> Non
     toy = ToyCluster()
     async with toy.target(processes=lambda: {"controller": victim.pid}) as target, stage_on(target) as stage:
         await stage.warm_up(4)
-        found = await inflict(stage, "kill-controller")
+        found = await inject(stage, "kill-controller")
     assert victim.wait(5) == -signal.SIGKILL
     assert found.recovery_s < 2 * STRIDE_S
     assert found.struck == 4
@@ -326,12 +326,12 @@ async def test_a_struck_camera_that_leaves_is_not_waited_for(monkeypatch) -> Non
     async with toy.target() as target, stage_on(target) as stage:
         await stage.warm_up(3)
         toy.fate = lambda camera, _: "drop" if camera == "load-00000" else 0.0
-        struck = asyncio.create_task(inflict(stage, "cut-connections"))
+        struck = asyncio.create_task(inject(stage, "cut-connections"))
         await asyncio.sleep(0.1)
         await stage.fleet.remove("load-00000")
         assert (await struck).recovery_s < 4.0
         # Nobody is left to tell whether it is over.
-        struck = asyncio.create_task(inflict(stage, "cut-connections"))
+        struck = asyncio.create_task(inject(stage, "cut-connections"))
         await asyncio.sleep(0.1)
         await stage.fleet.shrink(0)
         assert math.isinf((await struck).recovery_s)
@@ -344,7 +344,7 @@ async def test_what_never_recovers_is_said_to_after_a_while(monkeypatch) -> None
     async with toy.target() as target, stage_on(target) as stage:
         await stage.warm_up(2)
         toy.fate = lambda *_: "drop"
-        found = await inflict(stage, "cut-connections")
+        found = await inject(stage, "cut-connections")
     assert math.isinf(found.recovery_s)
 
 
@@ -353,11 +353,11 @@ async def test_faults_that_cannot_be_done_are_refused(tmp_path) -> None:
     async with toy.target(own=False) as target, stage_on(target) as stage:
         await stage.warm_up(1)
         with pytest.raises(ConfigError, match="started by the load test"):
-            await inflict(stage, "kill-replica")
-        assert (await inflict(stage, "cut-connections")).victim == "every connection"
+            await inject(stage, "kill-replica")
+        assert (await inject(stage, "cut-connections")).victim == "every connection"
     async with toy.target() as target, stage_on(target) as stage:
         await stage.warm_up(1)
         with pytest.raises(SightlineError, match="no replica serves a camera"):
-            await inflict(stage, "kill-replica")
+            await inject(stage, "kill-replica")
         with pytest.raises(SightlineError, match="no process 'redis'"):
-            await inflict(stage, "kill-redis")
+            await inject(stage, "kill-redis")

@@ -181,7 +181,7 @@ def test_a_load_that_does_not_answer_every_block_is_a_defect() -> None:
 
 
 def test_a_layer_is_split_into_loads_that_are_worth_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.memory.prefetch.WORTH", 2)
+    monkeypatch.setattr("cluster.memory.prefetch.MIN_LOAD_BLOCKS", 2)
     for blocks, calls in {
         3: [keys(0, 1, 2)],
         4: [keys(0, 2), keys(1, 3)],
@@ -194,7 +194,7 @@ def test_a_layer_is_split_into_loads_that_are_worth_a_call(monkeypatch: pytest.M
 
 
 def test_only_so_many_loads_run_ahead_and_as_many_more_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.memory.prefetch.WORTH", 1)
+    monkeypatch.setattr("cluster.memory.prefetch.MIN_LOAD_BLOCKS", 1)
     store = Store()
     store.gate.clear()
     with Prefetcher(store.load) as fetcher:

@@ -16,7 +16,7 @@ from cluster.config import CameraEntry, camera_settings
 from cluster.control.accounted_video import AccountedVideo
 from cluster.decoder.running_camera import RunningCamera
 from cluster.engine.simulated import SimulatedEngine
-from cluster.lab.bench.window_accounting import CameraLedger, account
+from cluster.lab.bench.window_accounting import CameraWindows, account
 from cluster.models.loading import load_shape
 from cluster.replica import window_accounting
 from cluster.replica.worker import EngineWorker
@@ -91,7 +91,7 @@ def settle(bench, *replicas: Replica) -> None:
 def silent(bench, replicas, until_s: float, *before: RunningCamera, found: int = 0) -> int:
     """Windows of ``[0, until_s)`` that were neither answered nor counted, as a load test finds them; ``found``: by the
     controller."""
-    ledger = CameraLedger("gate", 0.0, STRIDE_S)
+    ledger = CameraWindows("gate", 0.0, STRIDE_S)
     for replica in replicas:
         for answer in replica.answers:
             ledger.saw(answer, answer.end / MICROSECONDS)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from frame_parts import Replica, sending, serving
 
-from cluster.types.reports import HandedOver, WindowCounters
+from cluster.types.reports import HandOverResult, WindowCounters
 
 
 class Leaving(Replica):
@@ -20,10 +20,10 @@ class Leaving(Replica):
         self.may.set()
         self.handed: list[str] = []
 
-    async def on_hand_over(self, camera: str) -> HandedOver:
+    async def on_hand_over(self, camera: str) -> HandOverResult:
         self.handed.append(camera)
         await self.may.wait()
-        return HandedOver(self.saved, WindowCounters(done=len(self.frames[camera]), dropped=100))
+        return HandOverResult(self.saved, WindowCounters(done=len(self.frames[camera]), dropped=100))
 
 
 def fresh(make, index: int):

@@ -41,7 +41,7 @@ from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.ask_all import AskAll
 from cluster.gateway.guard import Guard
 from cluster.gateway.http.application import make_application
-from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.server import HttpServer
 from cluster.replica import memory_service as memory
@@ -145,7 +145,7 @@ class CityAnswers(memory.MemoryServicer):
                 await context.write(event)
 
     async def _ask_one(self, request: memory_pb2.AskRequest, limit_s: float) -> memory_pb2.AskResult:
-        calls = Calls({memory.SERVICE: self})
+        calls = InProcessCalls({memory.SERVICE: self})
         async with contextlib.aclosing(calls.inner_stream(f"/{memory.SERVICE}/Ask", request)) as events:
             return [event async for event in events][-1].result
 
@@ -234,7 +234,7 @@ class ConsoleGateway:
             PICTURES: self._pictures,
         }
         self._hub = AnswerHub(limit=10_000)
-        self._live = Live(self.city, self._hub, Calls(services), poll_s=self._poll_s)
+        self._live = Live(self.city, self._hub, InProcessCalls(services), poll_s=self._poll_s)
         application = make_application(
             services,
             self._live,

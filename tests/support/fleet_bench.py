@@ -35,7 +35,7 @@ from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
 from cluster.types import CameraStatus, MemorySpec, Question, StreamSpec
 from cluster.wire.channel import ChannelPool
-from cluster.wire.memory_wire import CameraTold
+from cluster.wire.memory_wire import CameraOutcome
 
 QUESTION = "Is there a person?"
 GOALS = {"ask_all_s": ("<=", 5.0), "live_view_latency_s": ("<=", 1.0)}
@@ -117,7 +117,7 @@ def asked(address: str) -> tuple[float, float, int]:
     began_s = time.perf_counter()
     with GatewayClient(address) as client:
         for event in client.ask_all(QUESTION, deadline_s=300.0):
-            if isinstance(event, CameraTold) and event.told is not None:
+            if isinstance(event, CameraOutcome) and event.told is not None:
                 answered += 1
                 first_s = first_s or time.perf_counter() - began_s
     return first_s, time.perf_counter() - began_s, answered

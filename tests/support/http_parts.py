@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter
 from cluster import metrics
 from cluster.gateway.http import application
 from cluster.gateway.http.application import make_application
-from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.server import HttpServer
 from cluster.replica.memory_service import SERVICE, MemoryServicer
@@ -24,7 +24,7 @@ def bare_application(services=None, world=None, **options):
     registry = CollectorRegistry()
     Counter("things", "Things.", registry=registry).inc(3)
     services = services or {}
-    live = Live(world or World(3), AnswerHub(), Calls(services))
+    live = Live(world or World(3), AnswerHub(), InProcessCalls(services))
     return make_application(services, live, registry, **options)
 
 

@@ -15,7 +15,7 @@ import grpc
 from cluster.client import GatewayClient
 from cluster.codec import FileSource
 from cluster.errors import SightlineError
-from cluster.lab.bench.window_accounting import CameraLedger
+from cluster.lab.bench.window_accounting import CameraWindows
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.types import MICROSECONDS, Answer, EncodedPacket, Question
 from cluster.wire.push import PushAgent, PushStatus
@@ -51,7 +51,7 @@ class Camera:
             if self.done.done():
                 self.done.result()
             time.sleep(0.01)
-        self.ledger = CameraLedger(name, began_s, STRIDE_S)
+        self.ledger = CameraWindows(name, began_s, STRIDE_S)
 
     def saw(self, answer: Answer) -> None:
         """An answer came. One far from the future belongs to a camera of this name that was removed; but the last frame

@@ -26,7 +26,7 @@ from cluster.security.limits import AtOnce
 from cluster.wire.channel import ChannelPool
 from cluster.wire.convert import settings_from_json
 from cluster.wire.mapping import to_message
-from cluster.wire.status import as_told, is_ours, to_error
+from cluster.wire.status import is_ours, to_error, upstream_error
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -298,4 +298,4 @@ class DecoderRecorder:
                 finally:
                     call.cancel()
         except grpc.aio.AioRpcError as error:
-            raise to_error(error) if is_ours(error) else as_told(error, "the camera's decoder") from None
+            raise to_error(error) if is_ours(error) else upstream_error(error, "the camera's decoder") from None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cluster.errors import NotFiniteError
 from cluster.models.base import VisionLanguageModel
-from cluster.types.answers import SAYS_YES
+from cluster.types.answers import YES_THRESHOLD
 
 
 class YesNoScore:
@@ -41,7 +41,7 @@ class YesNoScore:
         token = int(logits.argmax())
         if token not in self.ids:
             return token
-        ids = self.yes if yes >= SAYS_YES else self.no
+        ids = self.yes if yes >= YES_THRESHOLD else self.no
         return int(ids[logits[ids].argmax()])
 
 

@@ -16,10 +16,10 @@ from cluster.alerts.tracker import Rule
 from cluster.gateway.console import STATIC, Files
 from cluster.gateway.guard import Guard
 from cluster.gateway.http import cameras, fleet, incidents, memory, openai, pages, pictures
-from cluster.gateway.http.answering import Answering
-from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.door import COOKIE, Door, DoorMiddleware
+from cluster.gateway.http.calls import InProcessCalls
+from cluster.gateway.http.free_questions import FreeQuestions
 from cluster.gateway.http.live import Live
+from cluster.gateway.http.request_guard import COOKIE, DoorMiddleware, RequestGuard
 from cluster.gateway.http.routes import PING_S, STALL_S, Backend, Route, no_route, wrong_form
 from cluster.security.sessions import SessionStore
 
@@ -65,10 +65,19 @@ def make_application(
         redirect_slashes=False,
         exception_handlers={HTTPException: no_route, RequestValidationError: wrong_form},
     )
-    door, calls = Door(guard, host, sessions), Calls(services, guard)
+    door, calls = RequestGuard(guard, host, sessions), InProcessCalls(services, guard)
     application.add_middleware(DoorMiddleware, door=door)
     application.state.backend = Backend(
-        door, calls, live, Answering(calls, max_asks), Files(static), registry, longest_answer, rule, ping_s, stall_s
+        door,
+        calls,
+        live,
+        FreeQuestions(calls, max_asks),
+        Files(static),
+        registry,
+        longest_answer,
+        rule,
+        ping_s,
+        stall_s,
     )
     application.openapi = document  # type: ignore[method-assign]
     return application

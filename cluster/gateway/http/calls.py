@@ -1,4 +1,4 @@
-"""In-process calls of the gateway's gRPC services, under the same guard (``Calls``)."""
+"""In-process calls of the gateway's gRPC services, under the same guard (``InProcessCalls``)."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
@@ -14,7 +14,7 @@ _AHEAD = 4
 """Buffered messages of a stream; beyond it the service waits for the reader."""
 
 
-class Calls:
+class InProcessCalls:
     """Calls ``services`` (by full name, like ``sightline.v1.Cameras``) as the current principal.
 
     ``guard``: checks every call as for gRPC; None: everybody may do everything.

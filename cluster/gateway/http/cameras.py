@@ -15,7 +15,7 @@ from cluster.config.camera_list import parse_camera_list
 from cluster.control.cameras.managed import entry_to_json, settings_of
 from cluster.errors import SightlineError, UnknownCameraError
 from cluster.gateway.http import forms
-from cluster.gateway.http.answering import NDJSON, lines
+from cluster.gateway.http.free_questions import NDJSON, lines
 from cluster.gateway.http.replies import Reply, Stream, jsonable
 from cluster.gateway.http.routes import Body, Flag, Gateway, Number, Routes, Text
 from cluster.security.roles import HISTORY, IMPORT, current_principal

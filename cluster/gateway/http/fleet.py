@@ -12,9 +12,9 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 from sightline.v1 import replicas_pb2
 
-from cluster.gateway.http.door import names
 from cluster.gateway.http.forms import Fleet, Replicas
 from cluster.gateway.http.replies import SSE, Reply, Stream
+from cluster.gateway.http.request_guard import names
 from cluster.gateway.http.routes import Backend, Body, Gateway, Routes
 from cluster.security.roles import EVENTS, FLEET, current_principal
 from cluster.types import CameraStatus

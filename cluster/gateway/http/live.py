@@ -19,12 +19,12 @@ from cluster import metrics
 from cluster.alerts.incident import AlertEvent
 from cluster.errors import SightlineError
 from cluster.gateway.directory import Directory
-from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.replies import encoded, jsonable
 from cluster.security.limits import SharedPlaces
 from cluster.types import MICROSECONDS, Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
-from cluster.wire.answers import AnswerHub, giving_way, rest_s
+from cluster.wire.answers import AnswerHub, rest_s, yielding
 from cluster.wire.mapping import from_message
 
 T = TypeVar("T")
@@ -247,7 +247,7 @@ class Live:
     ``seen_s`` (monotonic). ``trouble``: why the last poll failed, empty if it succeeded.
     """
 
-    def __init__(self, directory: Directory, hub: AnswerHub, calls: Calls, *, poll_s: float = POLL_S) -> None:
+    def __init__(self, directory: Directory, hub: AnswerHub, calls: InProcessCalls, *, poll_s: float = POLL_S) -> None:
         self._directory, self._hub, self._calls, self._poll_s = directory, hub, calls, poll_s
         # Time and content of the last status sent of each camera, or its status before any browser followed.
         self._sent: dict[str, tuple[float, CameraStatus]] = {}
@@ -286,7 +286,7 @@ class Live:
         return await asyncio.shield(self._listing)
 
     async def _list(self) -> Mapping[str, bytes]:
-        return {each.name: encoded(each) async for each in giving_way(await self._directory.list_cameras())}
+        return {each.name: encoded(each) async for each in yielding(await self._directory.list_cameras())}
 
     def look(self) -> None:
         """Poll at once, after a change or when a browser starts to follow."""
@@ -372,7 +372,7 @@ class Live:
         kept = now.keys() - set(removed)
         self.history.keep(kept)
         self._hub.forget(lambda name: name not in kept)
-        async for name, status in giving_way(now.items()):
+        async for name, status in yielding(now.items()):
             self.history.status(status)
             sent_s, sent = self._sent.get(name, (float("-inf"), None))
             if not len(self.feed):

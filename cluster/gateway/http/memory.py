@@ -16,15 +16,15 @@ from pydantic import AfterValidator, Field
 from sightline.v1 import memory_pb2
 
 from cluster.alerts.incident import Incident
-from cluster.alerts.tracker import ScoredWindow, rehearse
+from cluster.alerts.tracker import ScoredWindow, simulate_incidents
 from cluster.errors import ConfigError
-from cluster.gateway.http.answering import ASK, ASK_ALL, NDJSON, answer_body, lines, result_body
 from cluster.gateway.http.forms import AskAllLine, AskLine, Rehearsal, ReplayLine
+from cluster.gateway.http.free_questions import ASK, ASK_ALL, NDJSON, answer_body, lines, result_body
 from cluster.gateway.http.replies import Reply, Stream, jsonable
 from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes, Text
 from cluster.security.roles import REHEARSE
 from cluster.types import MICROSECONDS, MemoryStatus
-from cluster.types.cameras import remark_on
+from cluster.types.cameras import answer_remark
 from cluster.wire import memory_wire
 from cluster.wire.mapping import from_message
 
@@ -75,10 +75,10 @@ async def ask(body: Ask, gateway: Gateway) -> Stream:
     """Ask a camera about what it has seen; streams the answer."""
     asked = memory_pb2.AskRequest(**body.model_dump(exclude={"timeout_s"}))
 
-    def line(event: str | memory_wire.Told) -> dict[str, Any]:
+    def line(event: str | memory_wire.AskOutcome) -> dict[str, Any]:
         if isinstance(event, str):
             return {"text": event}
-        return {"result": result_body(event) | {"remark": remark_on(body.text, event.result.text)}}
+        return {"result": result_body(event) | {"remark": answer_remark(body.text, event.result.text)}}
 
     return await lines(gateway.answering.ask(asked, body.timeout_s), line)
 
@@ -88,10 +88,10 @@ async def ask_all(body: AskEvery, gateway: Gateway) -> Stream:
     """Ask every camera the same question; streams answers as they arrive, with progress."""
     asked = memory_pb2.AskAllRequest(**body.model_dump())
 
-    def line(event: memory_wire.CameraTold | memory_wire.AskAllProgress) -> dict[str, Any]:
+    def line(event: memory_wire.CameraOutcome | memory_wire.AskAllProgress) -> dict[str, Any]:
         return (
             {"answer": answer_body(event)}
-            if isinstance(event, memory_wire.CameraTold)
+            if isinstance(event, memory_wire.CameraOutcome)
             else {"progress": jsonable(event)}
         )
 
@@ -175,7 +175,7 @@ async def rehearse_rule(body: Rehearse, gateway: Gateway) -> Reply:
             raise ConfigError("windows are not in order; send them oldest first")
     given = {name: value for name, value in body.rule.model_dump().items() if value is not None}
     rule = replace(gateway.rule, **given)
-    return Reply({"incidents": [_incident(each) for each in rehearse(windows, rule)], "rule": asdict(rule)})
+    return Reply({"incidents": [_incident(each) for each in simulate_incidents(windows, rule)], "rule": asdict(rule)})
 
 
 def _incident(incident: Incident) -> dict[str, Any]:

@@ -18,12 +18,20 @@ from pydantic import ConfigDict, Field
 from sightline.v1 import cameras_pb2, memory_pb2
 
 from cluster.errors import ConfigError
-from cluster.gateway.http.answering import ASK, ASK_ALL, answer_body, result_body, written
 from cluster.gateway.http.forms import ChatCompletion, Model, Models
+from cluster.gateway.http.free_questions import ASK, ASK_ALL, answer_body, result_body, written
 from cluster.gateway.http.replies import SSE, HttpError, Reply, Stream, jsonable, openai_error
 from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes
 from cluster.security.roles import MODELS
-from cluster.wire.memory_wire import MAX_TURNS, AskAllProgress, CameraTold, Told, check_camera, check_question, ranked
+from cluster.wire.memory_wire import (
+    MAX_TURNS,
+    AskAllProgress,
+    AskOutcome,
+    CameraOutcome,
+    check_camera,
+    check_question,
+    ranked,
+)
 
 PREFIX = "camera/"
 FLEET = "fleet"
@@ -153,11 +161,11 @@ def _text(message: Message, number: int) -> str:
 class FleetEnd:
     """End of an answer of the model ``fleet``."""
 
-    answers: tuple[CameraTold, ...]
+    answers: tuple[CameraOutcome, ...]
     progress: AskAllProgress
 
 
-End = Told | FleetEnd
+End = AskOutcome | FleetEnd
 
 
 @router.on("POST /v1/chat/completions", ASK, ChatCompletion, errors=(404, 409, 504), openai=True)
@@ -191,7 +199,7 @@ async def _reply(body: Chat, events: AsyncGenerator[str | End, None], limit: int
         return await Stream.begin(written(events, chunks.write, lambda error: _data(openai_error(error))), SSE)
     *pieces, end = [event async for event in events]
     assert not isinstance(end, str)
-    text = end.result.text if isinstance(end, Told) else "".join(map(str, pieces))
+    text = end.result.text if isinstance(end, AskOutcome) else "".join(map(str, pieces))
     message = {"role": "assistant", "content": text, "refusal": None}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(end, limit)}
     whole = {"choices": [choice], "usage": _usage(end), "sightline": _grounds(end)}
@@ -217,7 +225,7 @@ async def model(model: str, gateway: Gateway) -> Reply:
 
 
 async def fleet_text(
-    events: AsyncGenerator[CameraTold | AskAllProgress, None],
+    events: AsyncGenerator[CameraOutcome | AskAllProgress, None],
 ) -> AsyncGenerator[str | FleetEnd, None]:
     """Answer as text: a line per camera that says yes, as they arrive, then the best moments and the number of
     answers."""
@@ -238,7 +246,7 @@ async def fleet_text(
 
 
 def _grounds(end: End) -> dict[str, Any]:
-    if isinstance(end, Told):
+    if isinstance(end, AskOutcome):
         return result_body(end)
     return {"progress": jsonable(end.progress), "answers": [answer_body(each) for each in end.answers]}
 
@@ -278,7 +286,7 @@ def _finish(end: End, limit: int) -> str:
 
 
 def _usage(end: End) -> dict[str, int]:
-    answers = [end] if isinstance(end, Told) else [each.told for each in end.answers if each.told is not None]
+    answers = [end] if isinstance(end, AskOutcome) else [each.told for each in end.answers if each.told is not None]
     asked = sum(each.result.prompt_tokens for each in answers)
     answered = sum(each.result.answer_tokens for each in answers)
     return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}

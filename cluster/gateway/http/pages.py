@@ -20,9 +20,9 @@ from starlette.responses import HTMLResponse, RedirectResponse
 
 from cluster.errors import SightlineError, UnauthenticatedError, UnavailableError
 from cluster.gateway.guard import Guard
-from cluster.gateway.http.door import COOKIE, Door, peer_of
 from cluster.gateway.http.forms import Health, Me, Nothing, SignInWays
 from cluster.gateway.http.replies import HttpError, Reply, packed, status_of
+from cluster.gateway.http.request_guard import COOKIE, RequestGuard, peer_of
 from cluster.gateway.http.routes import Backend, Body, Gateway, Routes
 from cluster.gateway.oidc import CALLBACK, OidcProvider, refused
 from cluster.security.oidc import Attempt
@@ -138,7 +138,7 @@ async def end_session(request: Request, gateway: Gateway) -> Reply:
     return reply
 
 
-def _me(door: Door, who: Principal) -> Reply:
+def _me(door: RequestGuard, who: Principal) -> Reply:
     names = {"name": who.name, "roles": sorted(who.roles), "cameras": list(who.cameras)}
     return Reply({**names, "authenticated": door.guard is not None})
 

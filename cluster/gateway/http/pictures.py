@@ -10,7 +10,7 @@ import grpc
 from fastapi import Query, Request, Response
 from sightline.v1 import pictures_pb2
 
-from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.replies import HttpError, Stream
 from cluster.gateway.http.routes import Backend, Count, Flag, Gateway, Routes
 from cluster.security.roles import current_principal
@@ -77,7 +77,7 @@ async def clip(request: Request, id: str, gateway: Gateway, part: Part = "begin"
     return await _footage(request, gateway.calls, id, "clip" if part == "begin" else "end")
 
 
-async def _footage(request: Request, calls: Calls, incident: str, kind: str) -> Response:
+async def _footage(request: Request, calls: InProcessCalls, incident: str, kind: str) -> Response:
     about = await _about(calls, pictures_pb2.FootageRequest(incident=incident, kind=kind, only_about=True))
     tag = _tag(about.etag)
     headers = {"Accept-Ranges": "bytes", "ETag": tag, "Cache-Control": "no-store"}
@@ -96,7 +96,9 @@ async def _footage(request: Request, calls: Calls, incident: str, kind: str) -> 
     return await Stream.begin(pieces, media, headers, 200 if wanted is None else 206)
 
 
-async def _data(calls: Calls, asked: pictures_pb2.FootageRequest, *, nothing: bool) -> AsyncGenerator[bytes, None]:
+async def _data(
+    calls: InProcessCalls, asked: pictures_pb2.FootageRequest, *, nothing: bool
+) -> AsyncGenerator[bytes, None]:
     if nothing:
         return
     # Unchecked: the call for the file's metadata was checked and audited.
@@ -106,7 +108,7 @@ async def _data(calls: Calls, asked: pictures_pb2.FootageRequest, *, nothing: bo
                 yield part.data
 
 
-async def _about(calls: Calls, asked: pictures_pb2.FootageRequest) -> Any:
+async def _about(calls: InProcessCalls, asked: pictures_pb2.FootageRequest) -> Any:
     try:
         async with aclosing(calls.stream(FOOTAGE, asked)) as parts:
             async for part in parts:

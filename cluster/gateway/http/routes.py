@@ -19,12 +19,12 @@ from starlette.types import Message
 from cluster.alerts.tracker import Rule
 from cluster.errors import ConfigError
 from cluster.gateway.console import Files
-from cluster.gateway.http.answering import Answering
-from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.door import OPEN, OPENAI, Door
+from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.forms import Failure, OpenAiFailure
+from cluster.gateway.http.free_questions import FreeQuestions
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.replies import HttpError, Reply, packed
+from cluster.gateway.http.request_guard import OPEN, OPENAI, RequestGuard
 
 MAX_BODY_BYTES = 64 * 2**10
 MAX_NUMBER = 10**9
@@ -43,10 +43,10 @@ class Backend:
     * ``ping_s``: interval of pings to browsers; ``stall_s``: timeout of reading a request body
     """
 
-    door: Door
-    calls: Calls
+    door: RequestGuard
+    calls: InProcessCalls
     live: Live
-    answering: Answering
+    answering: FreeQuestions
     files: Files
     registry: CollectorRegistry
     longest_answer: int

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.harness import BenchResult, add_model_arguments, each_first, positive, print_progress
+from cluster.lab.bench.harness import BenchResult, add_model_arguments, positive, print_progress, run_alternating
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.bench.window import QUESTION
 from cluster.models import load_model
@@ -67,7 +67,7 @@ def _measure(model: VisionLanguageModel, args: argparse.Namespace, side: int) ->
             continue
         at_once = partial(_step, together, [requests], together_s)
         one_by_one = partial(_step, alone, [[request] for request in requests], alone_s)
-        joint, single = each_first(len(together_s), (at_once, one_by_one))
+        joint, single = run_alternating(len(together_s), (at_once, one_by_one))
         for a, b in zip(joint, single, strict=True):
             difference = max(difference, abs(a.score - b.score))
             if (a.stream, a.window, a.tokens) != (b.stream, b.window, b.tokens) or difference > ROUNDING:

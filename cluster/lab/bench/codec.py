@@ -35,7 +35,7 @@ from cluster.codec.privacy import PrivacyMasks
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.config.polygon import parse_polygon
 from cluster.errors import ConfigError
-from cluster.lab.bench.harness import BenchResult, each_first, positive, timed_calls
+from cluster.lab.bench.harness import BenchResult, positive, run_alternating, timed_calls
 from cluster.lab.bench.lazy import run_lazy
 from cluster.types import PatchGeometry
 from cluster.vision import Pruner, make_pruner
@@ -157,7 +157,7 @@ def measure(clip: Path, options: CodecOptions, pruner: str, repeats: int) -> dic
         partial(_timed, front_s, lambda: run_front_end(clip, options, make_pruner(pruner))),
     ]
     for turn in range(repeats + 1):
-        (frames, _), (decoded, samples) = each_first(turn, halves)
+        (frames, _), (decoded, samples) = run_alternating(turn, halves)
         if decoded != frames:
             raise ConfigError(f"{clip}: the front end decoded {decoded} of {frames} frames; the clip is damaged")
     del bare_s[0], front_s[0]

@@ -205,7 +205,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def each_first(turn: int, ways: Sequence[Callable[[], T]]) -> list[T]:
+def run_alternating(turn: int, ways: Sequence[Callable[[], T]]) -> list[T]:
     """Call every way and return the results in order. Odd turns run them in reverse, because later ones benefit from
     caches that earlier ones have warmed."""
     step = -1 if turn % 2 else 1

@@ -37,7 +37,7 @@ class Slot:
 
 
 @dataclass(slots=True)
-class CameraLedger:
+class CameraWindows:
     """One camera's windows. ``began_s``: zero of its clock; ``from_s``: start of observation if later; ``until_s``:
     its removal, else infinite."""
 
@@ -157,7 +157,7 @@ def account(
     ``answered``: windows that the cluster counts as answered, by model or gate; ``given_up``: dropped on purpose or
     lost. ``listened``: the subscription was never interrupted, so that an answer counted but not received is not
     excused. ``since_s``: windows due later may still be answered, unless one after them was. ``most``: upper bound on
-    the windows when the cluster counted (:meth:`CameraLedger.most`).
+    the windows when the cluster counted (:meth:`CameraWindows.most`).
     """
     may_come = takewhile(lambda slot: slot.seen_s is None and slot.end_s > since_s, reversed(slots))
     overdue = sum(1 for _ in may_come)

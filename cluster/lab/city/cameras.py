@@ -13,7 +13,7 @@ import numpy as np
 
 from cluster.control.demand import Measured
 from cluster.lab.city import Bools, Floats, Ints
-from cluster.lab.city.mix import CameraClass, Wake
+from cluster.lab.city.mix import BurstEffect, CameraClass
 from cluster.types.cameras import IDLE_SPREAD
 
 CHANGED = 0.1
@@ -143,7 +143,7 @@ class Cameras:
         np.minimum.at(self._covered_s, camera, since)
         self._unencoded[camera] = True
 
-    def due(self, until_s: float, wakes: Sequence[Wake]) -> Due:
+    def due(self, until_s: float, wakes: Sequence[BurstEffect]) -> Due:
         """Close and return the windows that end before ``until_s``."""
         parts: list[tuple[Ints, Floats, Floats, Bools, Floats, Floats]] = []
         while len(now := np.flatnonzero(self._next_s < until_s - SAME_S)):
@@ -156,7 +156,7 @@ class Cameras:
         camera, end_s, stride_s, gated, strides, held = (column[order] for column in joined)
         return Due(camera, end_s, stride_s, gated, strides, held)
 
-    def _close(self, now: Ints, wakes: Sequence[Wake]) -> tuple[Ints, Floats, Floats, Bools, Floats, Floats]:
+    def _close(self, now: Ints, wakes: Sequence[BurstEffect]) -> tuple[Ints, Floats, Floats, Bools, Floats, Floats]:
         end = self._next_s[now]
         stride = self.stride_s[now] * self.factor[now]
         moving = self._move(now, end, stride)

@@ -24,7 +24,7 @@ _GC_THRESHOLDS = 100_000, 50, 100
 
 
 @dataclass(frozen=True, slots=True)
-class Deal:
+class DistrictShare:
     """One district's share: the index of its pool, and how many of the pool's replicas and cameras it gets."""
 
     pool: int
@@ -58,10 +58,10 @@ def carried(plan: CityPlan) -> list[float]:
     return [pool.replicas * min(carries(plan.mix, pool.costs, plan.hour)) for pool in plan.pools]
 
 
-def deal(plan: CityPlan) -> list[Deal]:
+def split_districts(plan: CityPlan) -> list[DistrictShare]:
     """Split cameras over pools in proportion to their capacity, then each pool evenly over its controllers."""
     carries_each = carried(plan)
-    dealt: list[Deal] = []
+    dealt: list[DistrictShare] = []
     left = plan.cameras
     for index, pool in enumerate(plan.pools):
         last = index == len(plan.pools) - 1
@@ -69,7 +69,9 @@ def deal(plan: CityPlan) -> list[Deal]:
         left -= mine
         count = max(1, min(pool.replicas, -(-mine // plan.per_controller)))
         for place in range(count):
-            dealt.append(Deal(index, _even_share(pool.replicas, count, place), _even_share(mine, count, place)))
+            dealt.append(
+                DistrictShare(index, _even_share(pool.replicas, count, place), _even_share(mine, count, place))
+            )
     return dealt
 
 
@@ -97,7 +99,7 @@ def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None
     in the simulator)."""
     plan.check()
     began, began_cpu = time.perf_counter(), time.process_time()
-    dealt = deal(plan)
+    dealt = split_districts(plan)
     city = np.random.default_rng([plan.seed, 0])
     events = split(plan.events, [each.replicas for each in dealt], city)
     bursts = spells(plan.mix, plan.timing.seconds, city)

@@ -19,7 +19,7 @@ from cluster.control.fleet_settings import FleetSettings
 from cluster.control.ladder import Step
 from cluster.lab.city import Bools, Floats, Ints
 from cluster.lab.city.cameras import Cameras, Due, Fate, UnreportedCounts
-from cluster.lab.city.mix import Spell, Wake, wakes
+from cluster.lab.city.mix import BurstEffect, BurstPeriod, wakes
 from cluster.lab.city.plan import FULL, WAKE_S, CityPlan, Event, What
 from cluster.lab.city.replica import Arrival, Facts, Outcome, Replica, WorkTable
 from cluster.lab.city.result import Admitted
@@ -45,7 +45,7 @@ class District:
         costs: CostModel,
         seed: tuple[int, ...],
         events: Sequence[Event] = (),
-        spells: Sequence[Spell] = (),
+        spells: Sequence[BurstPeriod] = (),
         phases: Sequence[float] | None = None,
         admitted: Admitted | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class District:
         self._owner = np.full(count, NO_OWNER)
         self._refused = np.zeros(count, dtype=bool)
         self._unreported = UnreportedCounts(count)
-        self._wakes: list[Wake] = wakes(spells, kinds, self._rng)
+        self._wakes: list[BurstEffect] = wakes(spells, kinds, self._rng)
         # Serving replicas by number, and drained ones that still finish their current step.
         self._replicas: dict[int, Replica] = {}
         self._leaving: list[Replica] = []
@@ -238,7 +238,7 @@ class District:
             match event.what:
                 case What.WAKE:
                     reached = self._rng.random(len(self.names)) < event.amount
-                    self._wakes.append(Wake(event.at_s, event.at_s + WAKE_S, reached))
+                    self._wakes.append(BurstEffect(event.at_s, event.at_s + WAKE_S, reached))
                 case What.CONTROLLER:
                     self._silent_until_s = now_s + event.amount
                 case What.JOIN:

@@ -18,7 +18,7 @@ from cluster.types.cameras import IDLE_SPREAD, Priority
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
+class BurstPeriod:
     """One occurrence of a burst in ``[start_s, end_s)``. ``classes``: indices of the affected classes."""
 
     name: str
@@ -29,7 +29,7 @@ class Spell:
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
+class BurstEffect:
     """A spell's effect on one district. ``cameras``: mask of the cameras that it makes busy."""
 
     start_s: float
@@ -42,7 +42,7 @@ class Wake:
         return found
 
 
-def spells(mix: Mix, seconds: float, rng: np.random.Generator) -> list[Spell]:
+def spells(mix: Mix, seconds: float, rng: np.random.Generator) -> list[BurstPeriod]:
     """Draw the bursts of a mix over ``seconds`` as Poisson processes."""
     found = []
     names = [each.name for each in mix.classes]
@@ -50,15 +50,15 @@ def spells(mix: Mix, seconds: float, rng: np.random.Generator) -> list[Spell]:
         reached = frozenset(names.index(name) for name in burst.classes or names)
         at = float(rng.exponential(burst.every_s))
         while at < seconds:
-            found.append(Spell(burst.name, at, at + burst.duration_s, burst.share, reached))
+            found.append(BurstPeriod(burst.name, at, at + burst.duration_s, burst.share, reached))
             at += float(rng.exponential(burst.every_s))
     return sorted(found, key=lambda spell: spell.start_s)
 
 
-def wakes(spells: Sequence[Spell], kinds: Ints, rng: np.random.Generator) -> list[Wake]:
+def wakes(spells: Sequence[BurstPeriod], kinds: Ints, rng: np.random.Generator) -> list[BurstEffect]:
     """Draw the cameras that each spell affects. ``kinds``: class index per camera."""
     return [
-        Wake(
+        BurstEffect(
             spell.start_s,
             spell.end_s,
             np.isin(kinds, sorted(spell.classes)) & (rng.random(len(kinds)) < spell.share),

@@ -11,7 +11,7 @@ import numpy as np
 from cluster.lab.city import Floats
 from cluster.lab.city.against import Compared
 from cluster.lab.city.city import carries
-from cluster.lab.city.mix import Spell
+from cluster.lab.city.mix import BurstPeriod
 from cluster.lab.city.plan import CityPlan, Event, PoolPlan
 from cluster.lab.city.result import CityResult, Figures, Objective
 from cluster.lab.city.study import Trial
@@ -255,7 +255,7 @@ def _event(event: Event) -> str:
     return f"minute {event.at_s / 60:.4g}: {event.what} {event.amount:g}"
 
 
-def _burst(spell: Spell) -> str:
+def _burst(spell: BurstPeriod) -> str:
     minutes = f"minutes {spell.start_s / 60:.4g} to {spell.end_s / 60:.4g}"
     return f"{minutes}: {spell.name} at {_percent(spell.share)} of the cameras it reaches"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.lab.city.mix import Spell
+from cluster.lab.city.mix import BurstPeriod
 from cluster.lab.city.plan import FULL, CityPlan
 from cluster.lab.city.tally import Tally, by_reason, lag_quantile
 from cluster.types.cameras import Priority
@@ -136,7 +136,7 @@ class CityResult:
     balance: Balance
     admitted: Admitted
     districts: int
-    bursts: tuple[Spell, ...]
+    bursts: tuple[BurstPeriod, ...]
     simulate_s: float
     simulate_cpu_s: float
 

@@ -38,7 +38,7 @@ SHOWN = ("on_time", "answered", "quality", "utilisation", "lag_p99_s")
 
 
 @dataclass(frozen=True, slots=True)
-class Audience:
+class StudyProgress:
     """Progress callbacks: ``share`` of a simulation done, title of what ``begins``, each trial ``tried``."""
 
     share: Callable[[float], None] = lambda _: None
@@ -52,7 +52,7 @@ class Search:
 
     plan: CityPlan
     objective: Objective
-    told: Audience = Audience()
+    told: StudyProgress = StudyProgress()
     seconds: float = SEARCH_S
     trials: list[Trial] = field(default_factory=list)
 
@@ -137,7 +137,10 @@ def _scaling_efficiency(many: CityResult, search: Search) -> tuple[float, list[T
     tried: list[Trial] = []
     for seed in range(SINGLE_SEEDS):
         alone = Search(
-            replace(one, seed=plan.seed + seed), search.objective, Audience(tried=search.told.tried), search.seconds
+            replace(one, seed=plan.seed + seed),
+            search.objective,
+            StudyProgress(tried=search.told.tried),
+            search.seconds,
         )
         single.append(alone.most_cameras(many.cameras // many.replicas).cameras)
         tried += alone.trials
@@ -244,7 +247,9 @@ class Study:
         }
 
 
-def study(plan: CityPlan, objective: Objective, *, cameras: bool, replicas: bool, told: Audience = Audience()) -> Study:
+def study(
+    plan: CityPlan, objective: Objective, *, cameras: bool, replicas: bool, told: StudyProgress = StudyProgress()
+) -> Study:
     """Simulate the plan, or search for the number that is not given. ``cameras``, ``replicas``: whether the plan's
     number is given. Raises ``ConfigError`` if neither is given or the plan cannot be simulated, ``SightlineError`` if a
     search cannot meet the objective."""
@@ -281,7 +286,7 @@ def _seconds(result: CityResult) -> dict[str, float]:
     return {"simulate_s": result.simulate_s, "simulate_cpu_s": result.simulate_cpu_s}
 
 
-def _simulate_full_run(plan: CityPlan, objective: Objective, enough: int, told: Audience) -> CityResult:
+def _simulate_full_run(plan: CityPlan, objective: Objective, enough: int, told: StudyProgress) -> CityResult:
     """Simulate the full duration, of which a search tries only ten minutes without events; adds a few replicas while
     the objective is missed."""
     replicas = 0

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _REFUSED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
 
-TROUBLE = (grpc.RpcError, CallEndedError)
+CALL_ERRORS = (grpc.RpcError, CallEndedError)
 """Errors of a call that are not a bug on this side."""
 
 
@@ -127,13 +127,13 @@ class KVPeer:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[Transfer]:
-        """Context of a call that records its result and suppresses :data:`TROUBLE`. The node then counts as down,
+        """Context of a call that records its result and suppresses :data:`CALL_ERRORS`. The node then counts as down,
         unless it refused, or messages still moved in the second half of the deadline, as in a large transfer or with a
         slow consumer."""
         transfer = Transfer(self)
         try:
             yield transfer
-        except TROUBLE as error:
+        except CALL_ERRORS as error:
             code = error.code() if isinstance(error, grpc.RpcError) else None
             waited_s = time.monotonic() - transfer.moved_s
             with self._lock:

@@ -9,7 +9,7 @@ from http_matrix import MAY, bearer, open_incidents, wrong_replies
 from http_parts import Client
 
 from cluster.gateway.http.application import table
-from cluster.gateway.http.door import COOKIE, OPEN
+from cluster.gateway.http.request_guard import COOKIE, OPEN
 from cluster.security.roles import RULES, Role
 from cluster.security.sessions import LIFETIME_S, MOST_OF_ONE, Sessions
 from cluster.security.tokens import make_token, read_tokens, write_tokens

@@ -16,7 +16,7 @@ from waiting import until_async
 
 from cluster.errors import CapacityError, UnavailableError
 from cluster.gateway.guard import Guard
-from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.live import KEPT, MOST_QUESTIONS, Event, Feed, History, Live, Ring
 from cluster.security.roles import Role
 from cluster.security.tokens import TokenFile, make_token, write_tokens
@@ -69,7 +69,7 @@ async def test_answers_incidents_changes_and_removals(tmp_path):
 
 
 async def test_a_camera_that_is_added_again_has_no_history():
-    live = Live(World(0), AnswerHub(), Calls({}))
+    live = Live(World(0), AnswerHub(), InProcessCalls({}))
     await live._publish_changes([CameraStatus("gate", life="one"), CameraStatus("yard", life="one")])
     for name in ("gate", "yard"):
         live.history.answer(make_answer(name, "q", 0.5, 1), 100.0)
@@ -79,7 +79,7 @@ async def test_a_camera_that_is_added_again_has_no_history():
 
 async def test_pages_that_ask_at_once_get_one_list_which_began_after_they_asked():
     world, ask = World(1000), asyncio.Event()
-    live = Live(world, AnswerHub(), Calls({}))
+    live = Live(world, AnswerHub(), InProcessCalls({}))
     listed = world.list_cameras
 
     async def slow_list():
@@ -111,7 +111,7 @@ async def test_pages_that_ask_at_once_get_one_list_which_began_after_they_asked(
 async def test_a_look_that_is_asked_for_during_another_is_had(monkeypatch):
     monkeypatch.setattr("cluster.gateway.http.live.QUIET_POLL_S", 3600.0)
     world = World(1)
-    live = Live(world, AnswerHub(), Calls({}), poll_s=0.01)
+    live = Live(world, AnswerHub(), InProcessCalls({}), poll_s=0.01)
     listed = world.list_cameras
 
     async def list_and_change():
@@ -127,7 +127,7 @@ async def test_a_look_that_is_asked_for_during_another_is_had(monkeypatch):
 
 
 async def test_an_answer_of_a_removed_camera_is_not_shown_of_another_of_its_name():
-    live = Live(World(0), AnswerHub(), Calls({}))
+    live = Live(World(0), AnswerHub(), InProcessCalls({}))
     await live._publish_changes([CameraStatus("gate", life="one")])
     await live._publish_changes([])
     live.history.answer(make_answer("gate", "q", 0.5, 1), 100.0)
@@ -138,7 +138,7 @@ async def test_an_answer_of_a_removed_camera_is_not_shown_of_another_of_its_name
 
 async def test_lost_answers_are_told_to_browsers_that_look_at_other_cameras():
     hub = AnswerHub()
-    live = Live(World(0), hub, Calls({}))
+    live = Live(World(0), hub, InProcessCalls({}))
     answers = asyncio.create_task(live._answers())
     await until_async(lambda: hub._subscriptions)
     with live.feed.read(lambda camera: camera in ("", "yard")) as reader:
@@ -148,7 +148,7 @@ async def test_lost_answers_are_told_to_browsers_that_look_at_other_cameras():
 
 
 async def test_the_last_counters_are_told_though_nothing_changes_after_them():
-    live = Live(World(0), AnswerHub(), Calls({}))
+    live = Live(World(0), AnswerHub(), InProcessCalls({}))
     await live._publish_changes([CameraStatus("gate", frames_decoded=1)])
     with live.feed.read(bool) as reader:
         told_at = []
@@ -214,7 +214,7 @@ class Follow:
 async def test_browsers_are_told_when_incidents_were_lost_on_the_way(monkeypatch):
     monkeypatch.setattr("cluster.gateway.http.live.RETRY_S", 0.01)
     service = Follow()
-    live = Live(World(0), AnswerHub(), Calls({"sightline.v1.Incidents": service}))
+    live = Live(World(0), AnswerHub(), InProcessCalls({"sightline.v1.Incidents": service}))
     with live.feed.read(lambda camera: camera in ("", "gate")) as reader:
         live.start()
         pieces = []

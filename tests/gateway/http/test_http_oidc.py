@@ -19,8 +19,8 @@ from oidc_parts import new_keys, provider, sentence, sign_in
 from cluster.config import load_config
 from cluster.errors import ConfigError, UnauthenticatedError
 from cluster.gateway import oidc as gateway_oidc
-from cluster.gateway.http.door import COOKIE
 from cluster.gateway.http.pages import ATTEMPT_COOKIE
+from cluster.gateway.http.request_guard import COOKIE
 from cluster.lab.bench.processes import free_port
 from cluster.security.limits import RateLimit
 from cluster.security.oidc import Attempt, Claims, Grant

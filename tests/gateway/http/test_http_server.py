@@ -21,7 +21,7 @@ from waiting import until_async
 from cluster.errors import SightlineError
 from cluster.gateway.http import fleet
 from cluster.gateway.http.application import make_application
-from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.server import HttpServer
 from cluster.wire.answers import AnswerHub
@@ -261,7 +261,7 @@ async def test_a_slow_scrape_holds_up_nobody():
 
     slow, registry = Slow(), CollectorRegistry()
     registry.register(slow)
-    application = make_application({}, Live(None, AnswerHub(), Calls({})), registry)
+    application = make_application({}, Live(None, AnswerHub(), InProcessCalls({})), registry)
     async with listening(application) as (url, _), Client(url) as client:
         scrape = asyncio.create_task(client("GET", "/healthz"))
         slow_one = asyncio.create_task(status(client, "/metrics"))

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from cluster import metrics
 from cluster.gateway.http.application import make_application
-from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.live import QUEUE, Event, Live
 from cluster.wire.answers import AnswerHub
 
@@ -25,7 +25,7 @@ class Feeding:
     """Events with a number each, into the feed of a gateway that serves nothing else."""
 
     def __init__(self) -> None:
-        self.live = Live(World(0), AnswerHub(), Calls({}))
+        self.live = Live(World(0), AnswerHub(), InProcessCalls({}))
         self.sent = 0
 
     def put(self, kind="answer"):

@@ -5,7 +5,7 @@ import pytest
 
 from cluster.engine.window import windows
 from cluster.lab.city.cameras import FIRST_WINDOWS, Cameras
-from cluster.lab.city.mix import ActivitySection, Burst, CameraClass, Mix, Spell, Wake, spells, wakes
+from cluster.lab.city.mix import ActivitySection, Burst, BurstEffect, BurstPeriod, CameraClass, Mix, spells, wakes
 
 
 def camera_class(**changes):
@@ -109,7 +109,7 @@ def test_the_busy_share_is_stationary_and_stretches_are_as_long_as_said(share):
 def test_a_wake_makes_its_cameras_busy_while_it_lasts():
     made = cameras(2, stride_s=8.0, busy=0.0, max_idle_s=1000.0)
     made.due(24.0, ())
-    due = made.due(60.0, [Wake(25.0, 45.0, np.array([True, False]))])
+    due = made.due(60.0, [BurstEffect(25.0, 45.0, np.array([True, False]))])
     assert due.end_s[~due.gated].tolist() == [26.0, 34.0, 42.0]
     assert set(due.camera[~due.gated].tolist()) == {0}
 
@@ -121,6 +121,6 @@ def test_spells_come_as_often_as_the_mix_says_and_reach_its_classes():
     found = spells(mix, 200_000.0, np.random.default_rng(1))
     assert len(found) == pytest.approx(2000, rel=0.08)
     kinds = np.arange(4000) % 2
-    reached = wakes([Spell("rain", 0.0, 10.0, 0.5, frozenset({1}))], kinds, np.random.default_rng(2))[0]
+    reached = wakes([BurstPeriod("rain", 0.0, 10.0, 0.5, frozenset({1}))], kinds, np.random.default_rng(2))[0]
     assert not reached.cameras[kinds == 0].any()
     assert reached.cameras[kinds == 1].mean() == pytest.approx(0.5, abs=0.04)

@@ -11,7 +11,7 @@ from cluster.control.costs import CostModel
 from cluster.control.demand import window_tokens
 from cluster.control.ladder import Rung, Step, default
 from cluster.errors import ConfigError
-from cluster.lab.city.city import carries, deal, mean_load, simulate
+from cluster.lab.city.city import carries, mean_load, simulate, split_districts
 from cluster.lab.city.district import District
 from cluster.lab.city.mix import MIXES, ActivitySection, CameraClass, Mix
 from cluster.lab.city.plan import CityPlan, PoolPlan, Timing, parse_event
@@ -178,15 +178,15 @@ def test_overload_is_refused_or_reduced_and_said():
 
 
 def test_districts_share_cameras_and_replicas_evenly():
-    dealt = deal(city(25, 7, per_controller=10))
+    dealt = split_districts(city(25, 7, per_controller=10))
     assert [(each.cameras, each.replicas) for each in dealt] == [(8, 2), (8, 2), (9, 3)]
-    assert len(deal(city(25, 2, per_controller=10))) == 2
+    assert len(split_districts(city(25, 2, per_controller=10))) == 2
 
 
 def test_cameras_go_where_they_can_be_carried():
     fast = replace(COSTS, window_s=0.3, step_s=0.01)
     plan = replace(city(90), pools=(PoolPlan("slow", 2, COSTS), PoolPlan("fast", 2, fast)))
-    assert [each.cameras for each in deal(plan)] == [30, 60]
+    assert [each.cameras for each in split_districts(plan)] == [30, 60]
 
 
 def test_what_memory_does_not_hold_is_refused_as_in_production():

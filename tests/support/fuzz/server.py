@@ -30,7 +30,7 @@ from cluster.gateway import incidents_proxy as incidents
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.guard import Guard
 from cluster.gateway.http.application import make_application
-from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.server import HttpServer
 from cluster.gateway.ingest_proxy import IngestProxy
@@ -53,7 +53,7 @@ from cluster.types import (
     Moment,
     StreamSpec,
 )
-from cluster.types.reports import HandedOver, ReplicaStatus, WindowCounters
+from cluster.types.reports import HandOverResult, ReplicaStatus, WindowCounters
 from cluster.wire import answers as results
 from cluster.wire.channel import ChannelPool
 from cluster.wire.server import RpcServer, push_message_bytes
@@ -162,9 +162,9 @@ class Taking:
     async def on_close(self, camera: str, flush: bool) -> None:
         """See ``FrameHandler``."""
 
-    async def on_hand_over(self, camera: str) -> HandedOver:
+    async def on_hand_over(self, camera: str) -> HandOverResult:
         """See ``FrameHandler``."""
-        return HandedOver(False, self.counters(camera))
+        return HandOverResult(False, self.counters(camera))
 
     async def on_lost(self, cameras: list[str]) -> None:
         """See ``FrameHandler``."""
@@ -262,7 +262,7 @@ class Server:
         )
         port = outer.bind("127.0.0.1", 0)
         await outer.start()
-        live = Live(self._table, self._hub, Calls(outer.services))
+        live = Live(self._table, self._hub, InProcessCalls(outer.services))
         application = make_application(outer.services, live, CollectorRegistry(), guard=guard)
         http = HttpServer(application, max_connections=limits.max_connections, header_s=self._header_s, tls=self._tls)
         address = await http.start("127.0.0.1", 0)

@@ -1,4 +1,4 @@
-"""Authenticates HTTP requests, checks their origin, and adds security headers to replies (``Door``)."""
+"""Authenticates HTTP requests, checks their origin, and adds security headers to replies (``RequestGuard``)."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ NOBODY = Principal("nobody", frozenset(), ())
 """Principal of requests to public routes."""
 
 
-class Door:
+class RequestGuard:
     """Admits requests. ``host``: address on which the gateway listens.
 
     ``guard``: authenticates requests; None: everybody may do everything. ``sessions``: shared by all gateways; None: in
@@ -149,7 +149,7 @@ class Door:
 class DoorMiddleware:
     """ASGI middleware: adds headers to every reply, turns errors into replies, and logs requests."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
+    def __init__(self, app: ASGIApp, door: RequestGuard) -> None:
         self._app, self._door = app, door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

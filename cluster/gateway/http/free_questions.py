@@ -1,4 +1,4 @@
-"""Free questions over HTTP: concurrency limit, and answers as newline-delimited JSON (``Answering``)."""
+"""Free questions over HTTP: concurrency limit, and answers as newline-delimited JSON (``FreeQuestions``)."""
 
 import base64
 import json
@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from sightline.v1 import memory_pb2
 
 from cluster.errors import SightlineError, UnavailableError
-from cluster.gateway.http.calls import Calls
+from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.replies import Stream, jsonable
 from cluster.security.limits import SharedPlaces
-from cluster.wire.memory_wire import AskAllProgress, CameraTold, Told, ago_s, all_from_proto, told_from_proto
+from cluster.wire.memory_wire import AskAllProgress, AskOutcome, CameraOutcome, ago_s, all_from_proto, told_from_proto
 from cluster.wire.status import sentence_of
 
 log = logging.getLogger(__name__)
@@ -24,14 +24,14 @@ ASK_ALL = "/sightline.v1.Memory/AskAll"
 Event = TypeVar("Event")
 
 
-class Answering:
+class FreeQuestions:
     """At most ``limit`` concurrent answers, to leave room for other requests."""
 
-    def __init__(self, calls: Calls, limit: int = 32) -> None:
+    def __init__(self, calls: InProcessCalls, limit: int = 32) -> None:
         self._calls = calls
         self._places = SharedPlaces(limit, "questions are being answered over HTTP already; ask again later")
 
-    async def ask(self, request: memory_pb2.AskRequest, timeout_s: float) -> AsyncGenerator[str | Told, None]:
+    async def ask(self, request: memory_pb2.AskRequest, timeout_s: float) -> AsyncGenerator[str | AskOutcome, None]:
         """Yield the answer's pieces, then its result. Raises ``CapacityError``: too many are running;
         ``SightlineError``: error of the camera's replica."""
         with self._places.taken():
@@ -43,7 +43,7 @@ class Answering:
                     yield event.piece
             raise UnavailableError("the gateway ended the answer without a result")
 
-    async def ask_all(self, request: memory_pb2.AskAllRequest) -> AsyncGenerator[CameraTold | AskAllProgress, None]:
+    async def ask_all(self, request: memory_pb2.AskAllRequest) -> AsyncGenerator[CameraOutcome | AskAllProgress, None]:
         """Yield the cameras' answers as they arrive, with progress. Raises ``SightlineError``."""
         async with aclosing(self._calls.stream(ASK_ALL, request)) as events:
             async for event in events:
@@ -80,7 +80,7 @@ def _line(body: dict[str, Any]) -> bytes:
     return json.dumps(body).encode() + b"\n"
 
 
-def result_body(told: Told) -> dict[str, Any]:
+def result_body(told: AskOutcome) -> dict[str, Any]:
     """A result as JSON, with pictures in base64."""
     body: dict[str, Any] = jsonable(told.result)
     body["camera"] = body.pop("stream")
@@ -92,7 +92,7 @@ def result_body(told: Told) -> dict[str, Any]:
     return body
 
 
-def answer_body(answer: CameraTold) -> dict[str, Any]:
+def answer_body(answer: CameraOutcome) -> dict[str, Any]:
     """One camera's answer to a question to all, as JSON: the result, with rank and incident of each moment."""
     if answer.told is None:
         return {"camera": answer.camera, "error": answer.error, "empty": answer.empty}
