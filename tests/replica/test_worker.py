@@ -136,8 +136,8 @@ def test_work_ahead_of_a_window_is_part_of_its_time(start, recorder, held_engine
     worker.open(spec("a")).result(WAIT_S)
     feed(worker, "a", 2)
     recorder.wait(lambda r: r.answers)
-    until(lambda: worker._pace.expected_s("a") > 0)
-    assert worker._pace.expected_s("a") >= 0.5
+    until(lambda: worker._estimator.expected_s("a") > 0)
+    assert worker._estimator.expected_s("a") >= 0.5
     assert worker.load().busy_s >= 0.5
 
 

@@ -183,13 +183,13 @@ def test_memories_that_the_tiers_cannot_hold_are_warned_of(monkeypatch):
 
     assert short(cameras=cameras[:23]) == []
     [(said, remedy)] = short(cameras=cameras)
-    assert said.startswith("tiers.node_bytes has 4.0 GiB, and 24 cameras at their memory.cap take 4.1 GiB")
+    assert said.startswith("tiers.node_bytes is 4.0 GiB, but 24 cameras at their memory.cap take 4.1 GiB")
     assert "lower memory.cap" in remedy
     assert short(cameras=cameras, memory={"cap": "64MiB"}) == []
     assert short(cameras=cameras, tiers={"redis_url": "redis://127.0.0.1:1"}) == []
     # The lowest tier that there is.
     [(said, _)] = short(cameras=cameras, tiers={"levels": ["host"]})
-    assert said.startswith("tiers.host_bytes has 1.0 GiB")
+    assert said.startswith("tiers.host_bytes is 1.0 GiB")
     large = short(cameras=cameras, tiers={"host_bytes": "4GiB", "node_bytes": "5GiB"})
     assert any("take up to 9.2 GiB of this machine's 8.0 GiB" in said for said, _ in large)
 
