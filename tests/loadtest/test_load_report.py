@@ -247,7 +247,7 @@ def test_a_page_that_cannot_be_written_says_so_and_leaves_the_last(tmp_path) -> 
     with pytest.raises(UnicodeEncodeError):
         write_files(tmp_path, {"report.html": "\ud800"})
     assert (tmp_path / "report.html").read_text() == "before"
-    with pytest.raises(SightlineError, match="choose another place"):
+    with pytest.raises(SightlineError, match="choose another path"):
         write_files(tmp_path / "file", {"report.html": page(FACTS, run_result())})
 
 

@@ -368,7 +368,7 @@ def test_passwords_are_not_shown():
 
 
 def test_a_full_or_forbidden_disk_is_one_sentence(tmp_path):
-    with pytest.raises(SightlineError, match="cannot write /dev/full: No space left on device; choose another place"):
+    with pytest.raises(SightlineError, match="cannot write /dev/full: No space left on device; choose another path"):
         print_json("/dev/full", {})
     (tmp_path / "file").write_text("")
     with pytest.raises(SightlineError, match=r"cannot write .*file/deeper: "):
