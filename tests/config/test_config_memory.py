@@ -209,10 +209,7 @@ WRONG = {
         "1: memory.cap: must be a number of bytes, or a size like 512KiB, 64MiB",
     ),
     "a cap in the wrong unit": ("memory: {cap: 64}", "1: memory.cap: must be greater than or equal to 65536, not 64"),
-    "no length of time": (
-        "memory: {retention: long}",
-        "1: memory.retention: must be a number of seconds, or a duration",
-    ),
+    "no length of time": ("memory: {retention: long}", "1: memory.retention: must be a number of seconds, or a"),
     "nothing kept": ("memory: {keep: 0}", "1: memory.keep: must be greater than 0"),
     "compression that frees nothing": ("memory: {target: 1}", "1: memory.target: must be less than 1"),
     "more than the host has": (
