@@ -163,7 +163,7 @@ async def test_another_server_in_the_gateways_place_is_waited_out(make, until):
         assert (await task).packets == 60
     # Where there never was a gateway, the address is wrong.
     async with rpc_serving.serving() as address:
-        with pytest.raises(SightlineError, match=f"{address} answers, but is not a Sightline gateway"):
+        with pytest.raises(SightlineError, match=f"{address} answers, but it is no Sightline gateway"):
             await PushAgent(Scripted((HEADER, [])), address, "gate", options=PushOptions(**QUICK)).run()
     decoder.close()
 
