@@ -26,7 +26,7 @@ from cluster.gateway.merger import ResultsMerger
 from cluster.security.private_files import FolderLock
 from cluster.tracing import make_spans
 from cluster.tracing.spans import AlertTraces
-from cluster.wire.answers import AnswerHub, rest_s
+from cluster.wire.answers import AnswerHub, poll_pause_s
 from cluster.wire.channel import ChannelPool
 from cluster.wire.server import RpcServer
 
@@ -175,7 +175,7 @@ class Alerting(InnerProcess):
                 self._cameras_known.set()
                 self._lives = watched.lives
                 self._lives_changed.set()
-                pause_s = rest_s(POLL_S, time.monotonic() - began_s)
+                pause_s = poll_pause_s(POLL_S, time.monotonic() - began_s)
             except UnavailableError as error:
                 log.warning("cannot read the cameras' status: %s", error)
             await asyncio.sleep(pause_s)

@@ -31,19 +31,19 @@ class Admission:
     missing_replicas: float = 0.0
 
 
-class Holding(NamedTuple):
+class MemoryDemand(NamedTuple):
     """Memory that a camera takes on its replica at full quality, or that replicas offer: ``tokens`` of windows, and
     ``waiting_bytes`` of frames on the device that are not yet clustered."""
 
     tokens: float = 0.0
     waiting_bytes: float = 0.0
 
-    def plus(self, other: Holding, sign: float = 1.0) -> Holding:
+    def plus(self, other: MemoryDemand, sign: float = 1.0) -> MemoryDemand:
         """The sum; with a ``sign`` of -1 the difference."""
-        return Holding(self.tokens + sign * other.tokens, self.waiting_bytes + sign * other.waiting_bytes)
+        return MemoryDemand(self.tokens + sign * other.tokens, self.waiting_bytes + sign * other.waiting_bytes)
 
 
-UNBOUNDED = Holding(math.inf, math.inf)
+UNBOUNDED = MemoryDemand(math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class PoolCapacity:
     """
 
     seconds: float
-    held: Holding
+    held: MemoryDemand
     replica_s: float | None
 
-    def largest_share_s(self, load_s: float, held: Holding) -> float:
+    def largest_share_s(self, load_s: float, held: MemoryDemand) -> float:
         """The largest of a camera's shares of the pool's seconds, tokens and bytes, in seconds per second. Balancing
         replicas by it balances the scarce resource (dominant resource, Ghodsi et al., NSDI 2011)."""
         shares = [mine / all_ for mine, all_ in zip(held, self.held, strict=True) if all_]
@@ -73,7 +73,7 @@ class Commitments:
         self._ladder = ladder
         self._timed = timed
         self._seconds = {each: [0.0] * len(ladder.rungs) for each in Priority}
-        self._held = Holding()
+        self._held = MemoryDemand()
 
     def add(self, priority: Priority, loads: Sequence[float], sign: float = 1.0) -> None:
         """Add a camera's seconds per second at each rung; with a ``sign`` of -1 subtract them."""
@@ -81,12 +81,12 @@ class Commitments:
         for place, load in enumerate(loads):
             sums[place] += sign * load
 
-    def hold(self, held: Holding, sign: float = 1.0) -> None:
+    def hold(self, held: MemoryDemand, sign: float = 1.0) -> None:
         """Add a camera's memory; with a ``sign`` of -1 subtract it."""
         self._held = self._held.plus(held, sign)
 
     def refusal(
-        self, priority: Priority, loads: Sequence[float], held: Holding, pool: PoolCapacity
+        self, priority: Priority, loads: Sequence[float], held: MemoryDemand, pool: PoolCapacity
     ) -> Admission | None:
         """The refusal of one more camera that does not fit: in time, with every camera at its lowest permitted rung
         (background cameras may be shed for other classes, not for their own), or in memory, which rungs hardly save;

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from cluster.config import CameraConfig
 from cluster.control.accounted_video import AccountedVideo
-from cluster.control.admission import Holding
+from cluster.control.admission import MemoryDemand
 from cluster.control.cameras.managed import CLUSTER
 from cluster.control.demand import DemandEstimate, Measured, stride_at
 from cluster.control.ladder import CameraOnLadder, Rung
@@ -40,7 +40,7 @@ class FleetCamera(CameraOnLadder):
 
     estimate: DemandEstimate
     unit: Loads
-    held: Holding
+    held: MemoryDemand
     idle: bool
     unit_kept: float = 0.0
     needed: Loads = ()

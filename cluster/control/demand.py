@@ -5,7 +5,7 @@ import operator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from cluster.control.admission import Holding
+from cluster.control.admission import MemoryDemand
 from cluster.control.costs import CostModel, WindowWork
 from cluster.control.ladder import Rung
 from cluster.types.cameras import Priority
@@ -131,9 +131,9 @@ def window_tokens(demand: Demand, rung: Rung) -> float:
     return frames * demand.frame_tokens * _share(demand, rung)
 
 
-def holding(demand: Demand, rung: Rung) -> Holding:
+def holding(demand: Demand, rung: Rung) -> MemoryDemand:
     """Memory that a camera takes on its replica at a rung."""
-    return Holding(window_tokens(demand, rung), demand.waiting_bytes)
+    return MemoryDemand(window_tokens(demand, rung), demand.waiting_bytes)
 
 
 def _share(demand: Demand, rung: Rung) -> float:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from functools import reduce
 
-from cluster.control.admission import Admission, Commitments, Holding, PoolCapacity, expected_lag_s
+from cluster.control.admission import Admission, Commitments, MemoryDemand, PoolCapacity, expected_lag_s
 from cluster.control.camera_record import CameraMove, CameraPlan, FleetCamera, Loads
 from cluster.control.costs import CostModel
 from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding
@@ -51,7 +51,7 @@ class Fleet:
         self._cameras: dict[str, FleetCamera] = {}
         self._replicas: dict[str, ReplicaLoad] = {}
         self._dirty: set[str] = set()
-        self._pool = PoolCapacity(0.0, Holding(), None)
+        self._pool = PoolCapacity(0.0, MemoryDemand(), None)
         self._now_s = -math.inf
 
     @property
@@ -166,8 +166,8 @@ class Fleet:
         self, replica: str, *, capacity: float = 1.0, window_tokens: float = math.inf, waiting_bytes: float = math.inf
     ) -> list[CameraMove]:
         """Add a ready replica, or resume a drained one. ``capacity``: its speed relative to the cost model's device;
-        ``window_tokens``, ``waiting_bytes``: memory it offers (:class:`~cluster.control.admission.Holding`)."""
-        limit = Holding(window_tokens, waiting_bytes)
+        ``window_tokens``, ``waiting_bytes``: memory it offers (:class:`~cluster.control.admission.MemoryDemand`)."""
+        limit = MemoryDemand(window_tokens, waiting_bytes)
         self._replicas.setdefault(replica, ReplicaLoad(capacity, limit)).draining = False
         self._count_capacity()
         return self._moved(self._placement.join(replica, capacity=capacity), warm=True)
@@ -253,7 +253,9 @@ class Fleet:
         ready = [each for each in self._replicas.values() if not each.draining]
         pool_s = self.policy.high * sum(each.capacity for each in ready)
         replica_s = pool_s / len(ready) if ready else None
-        self._pool = PoolCapacity(pool_s, reduce(Holding.plus, (each.limit for each in ready), Holding()), replica_s)
+        self._pool = PoolCapacity(
+            pool_s, reduce(MemoryDemand.plus, (each.limit for each in ready), MemoryDemand()), replica_s
+        )
         for name, camera in self._cameras.items():
             self._weigh(name, camera)
 

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from cluster.control.admission import UNBOUNDED, Holding
+from cluster.control.admission import UNBOUNDED, MemoryDemand
 from cluster.control.camera_record import FleetCamera
 
 AVERAGE_S = 16.0
@@ -38,7 +38,7 @@ class ReplicaLoad:
     """
 
     capacity: float
-    limit: Holding = UNBOUNDED
+    limit: MemoryDemand = UNBOUNDED
     cameras: dict[str, FleetCamera] = field(default_factory=dict)
     ratio: float = 1.0
     reported_s: float = -math.inf

@@ -23,7 +23,7 @@ class DecoderInfo:
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
     """Registration of a ready replica. ``instance`` is new with every start; the directory assigns the name.
-    ``window_tokens``, ``waiting_bytes``: its capacity (:class:`~cluster.control.admission.Holding`)."""
+    ``window_tokens``, ``waiting_bytes``: its capacity (:class:`~cluster.control.admission.MemoryDemand`)."""
 
     instance: str
     address: str

@@ -30,7 +30,7 @@ AT_ONCE = 200
 REST, MOST_REST_S = 4.0, 10.0
 
 
-def rest_s(poll_s: float, took_s: float) -> float:
+def poll_pause_s(poll_s: float, took_s: float) -> float:
     """Pause between polls of all cameras: in proportion to the last poll's duration, which is load on the controller
     and grows with the number of cameras, but bounded so that one slow reply does not delay news for long."""
     return max(poll_s, min(MOST_REST_S, REST * took_s))

@@ -19,7 +19,7 @@ from cluster.errors import CapacityError, ConfigError
 from cluster.security.limits import AnonymousPool
 from cluster.wire.channel import CLUSTER_MESSAGE_BYTES, open_channel
 from cluster.wire.convert import opening_from_proto, push_from_bytes
-from cluster.wire.status import Explaining, parsing, read_one
+from cluster.wire.status import ErrorInterceptor, parsing, read_one
 from cluster.wire.tls import PeerTls, TlsFiles, server_credentials
 
 HEALTH = "grpc.health.v1.Health"
@@ -195,9 +195,9 @@ class RpcServer:
     ) -> None:
         files, peer = (tls.files, tls.name) if isinstance(tls, PeerTls) else (tls, None)
         self._tls = None if files is None else server_credentials(files)
-        explaining = Explaining(peer=peer)
+        errors = ErrorInterceptor(peer=peer)
         self._server = grpc.aio.server(
-            interceptors=[explaining] if guard is None else [explaining, guard],
+            interceptors=[errors] if guard is None else [errors, guard],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 # Replies may be larger than requests from strangers: a fleet's camera list, for one.

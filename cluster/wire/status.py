@@ -92,7 +92,7 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 
 @contextlib.asynccontextmanager
-async def explained(context: grpc.aio.ServicerContext, peer: str | None = None) -> AsyncIterator[None]:
+async def abort_on_error(context: grpc.aio.ServicerContext, peer: str | None = None) -> AsyncIterator[None]:
     """End the call with code and sentence of an error raised inside, or if the caller's certificate is not for
     ``peer``.
 
@@ -150,7 +150,7 @@ READ_S = 30.0
 """Timeout, in seconds, of a unary request's message once its headers have arrived."""
 
 
-class Explaining(grpc.aio.ServerInterceptor):
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """A server's first interceptor: later ones and the services raise plain errors, receive valid messages only, and
     can refuse a call before its message is read. ``peer``: name in the certificate of every caller."""
 
@@ -179,7 +179,7 @@ class Explaining(grpc.aio.ServerInterceptor):
 
     def _explaining(self, behavior: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         async def serve(requests: Any, context: Any) -> Any:
-            async with explained(context, self._peer):
+            async with abort_on_error(context, self._peer):
                 return await behavior(requests, context)
 
         return serve
@@ -193,7 +193,7 @@ class Explaining(grpc.aio.ServerInterceptor):
             return await behavior(await read_one(context, self._read_s), context)
 
         async def follow(_requests: Any, context: Any) -> Any:
-            async with explained(context, self._peer):
+            async with abort_on_error(context, self._peer):
                 async for reply in behavior(await read_one(context, self._read_s), context):
                     yield reply
 

@@ -18,7 +18,7 @@ from cluster.gateway.guard import Guard
 from cluster.wire.answers import AnswerHub, ResultsServicer
 from cluster.wire.channel import open_blocking_channel, open_channel
 from cluster.wire.server import MOST_READING, MOST_WATCHING, RpcServer, host_of
-from cluster.wire.status import Explaining, to_error
+from cluster.wire.status import ErrorInterceptor, to_error
 
 Status = health_pb2.HealthCheckResponse
 CHECK, WATCH, RESULTS = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/sightline.v1.Results/Watch"
@@ -52,7 +52,7 @@ async def test_a_call_without_a_token_is_refused_before_its_message_is_there():
 
 
 async def test_a_known_caller_has_a_deadline_for_the_rest_of_its_message():
-    server = grpc.aio.server(interceptors=[Explaining(read_s=0.2)])
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(read_s=0.2)])
     results_pb2_grpc.add_ResultsServicer_to_server(ResultsServicer(AnswerHub()), server)
     target = Target(server.add_insecure_port("127.0.0.1:0"), 0)
     await server.start()

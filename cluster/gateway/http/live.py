@@ -24,7 +24,7 @@ from cluster.gateway.http.replies import encoded, jsonable
 from cluster.security.limits import SharedPlaces
 from cluster.types import MICROSECONDS, Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
-from cluster.wire.answers import AnswerHub, rest_s, yielding
+from cluster.wire.answers import AnswerHub, poll_pause_s, yielding
 from cluster.wire.mapping import from_message
 
 T = TypeVar("T")
@@ -350,7 +350,7 @@ class Live:
                 self.trouble = str(error)
             else:
                 await self._publish_changes(cameras)
-                poll_s = rest_s(poll_s, time.monotonic() - began_s)
+                poll_s = poll_pause_s(poll_s, time.monotonic() - began_s)
             if self.trouble != before:
                 self.feed.put(self.trouble_event())
             try:
