@@ -317,7 +317,7 @@ def _show_all(
     missing = progress.cameras - progress.answered - progress.empty
     print(f"{progress.answered} of {progress.cameras} cameras answered")
     if progress.empty:
-        print(f"{progress.empty} have no memory of that time: {_reason(answers, empty=True)}", file=sys.stderr)
+        print(f"{progress.empty} with no memory of that time: {_reason(answers, empty=True)}", file=sys.stderr)
     if missing:
         print(f"{missing} did not: {_reason(answers, empty=False) or 'not reached in time'}", file=sys.stderr)
     return whole

@@ -353,7 +353,7 @@ def find_device(name: str) -> torch.device:
     """The device of this name. Raises ``ModelError``: this machine lacks it, or it is not the first GPU visible to this
     process (kernels, graphs and events use each thread's current GPU)."""
     if name.startswith("cuda:") and name != "cuda:0":
-        raise ModelError(f"device {name!r}: select the GPU with CUDA_VISIBLE_DEVICES, and use device cuda")
+        raise ModelError(f"device {name!r}: select the GPU with CUDA_VISIBLE_DEVICES, and use cuda (or cpu)")
     try:
         probe = torch.ones(1, device=torch.device(name))
         probe.item()

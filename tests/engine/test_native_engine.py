@@ -84,7 +84,7 @@ def test_narrowing_policies_report_the_mean_over_layers(engine, make_camera, mak
         ({"refresh_budget": 1.5}, "0 to 1"),
         ({"questions": ()}, "at least one question"),
         ({"questions": (Question("q", "a?"), Question("q", "b?"))}, "each with a unique id"),
-        ({"window_s": 80_000.0}, "the model ends at 32768"),
+        ({"window_s": 80_000.0}, "the model's limit is 32768"),
     ],
 )
 def test_specs_that_cannot_be_served_are_refused(engine, make_spec, change, says) -> None:
@@ -116,7 +116,7 @@ def test_no_window_reaches_beyond_the_models_positions(
     assert run(engine, [camera.sample(index) for index in range(60)])
     assert (max(reached) > 460) is bool(more)
     if more:
-        with pytest.raises(ConfigError, match="the model ends at 460; shorten it, sample less often"):
+        with pytest.raises(ConfigError, match="the model's limit is 460; shorten the window"):
             engine.admit(replace(spec, **more))
 
 

@@ -240,7 +240,7 @@ def test_on_the_command_line(cli, tmp_path):
         assert "1 of 2 cameras answered" in shown
         assert "1 with no memory of that time: camera 'dark' has seen nothing yet" in shown
         assert "did not" not in shown
-        assert "leave 'gate' away" in run("gate", "Who?", "--all", code=2)
+        assert "leave out 'gate'" in run("gate", "Who?", "--all", code=2)
         with GatewayClient(served.rpc) as client, pytest.raises(ConfigError):
             list(client.ask_all("Van?", at_once=99))
         served.alerts.accept_answer(make_answer("cam-000", "person", 0.1, 1))

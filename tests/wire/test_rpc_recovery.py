@@ -187,13 +187,15 @@ async def test_a_decoder_that_stays_away_ends_the_push_with_unavailable(make, go
                 await stack.aclose()
                 code, details = await client.status()
                 assert code == "UNAVAILABLE"
-                assert "the decoder of camera 'gate' is not there" in details
+                assert "the decoder of camera 'gate' is not available" in details
             async with pusher(address) as client:
                 with contextlib.suppress(Exception):
                     await client.open()
                 code, details = await client.status()
                 assert code == "UNAVAILABLE"
-                expected = "has no decoder at the moment" if gone == "no decoder" else "of camera 'gate' is not there"
+                expected = (
+                    "has no decoder at the moment" if gone == "no decoder" else "of camera 'gate' is not available"
+                )
                 assert expected in details
 
 

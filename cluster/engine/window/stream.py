@@ -125,8 +125,7 @@ class WindowProgress:
     """Work done so far on a window that has not been answered yet.
 
     * ``window``: its number; ``opening``: pts of its first frame
-    * ``overlap``: tokens with KV from earlier windows; ``refreshed``: how many of them were recomputed, averaged over
-      layers
+    * ``overlap``: tokens with KV from earlier windows; ``refreshed``: of them, recomputed ones (mean over layers)
     * ``rows``, ``attended``, ``reads``: as in ``WindowStats``
     """
 
@@ -174,8 +173,7 @@ class Stream:
     kv_failed: bool = False
     # Host memory occupied by embeddings moved there.
     moved_nbytes: int = 0
-    # Restored from a saved state, with no frame received since.
-    restored: bool = False
+    restored: bool = False  # from a saved state, with no frame received since
 
     # -- frames in ------------------------------------------------------------------------------------
     def push(self, sample: FrameSample, arrived_s: float) -> list[WindowRequest]:

@@ -30,7 +30,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_drawn(capsys
 
 
 def test_a_short_run_leaves_a_model_that_loads_and_a_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "_BEGINNING_SCENES", 2)
+    monkeypatch.setattr(run, "_INIT_EXAMPLES", 2)
     monkeypatch.setattr(run, "_EXPORT_SCENES", 1)
     demo_model(
         out=tmp_path, stage=["tower", "windows", "export"], minutes=None, steps=2, batch=1, rate=None, preset="tiny",

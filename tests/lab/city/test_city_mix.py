@@ -67,7 +67,7 @@ def test_the_busy_share_follows_the_hour():
     [
         ("classes: []", "classes"),
         (ONE.replace("share: 3", "share: 0"), "one:4: classes\\[0\\].share"),
-        (ONE.replace("name: yard", "name: street"), "names of their own"),
+        (ONE.replace("name: yard", "name: street"), "must have unique names"),
         (ONE.replace("stride_s: 16s", "stride_s: 60s"), "stride_s must be at most window_s"),
         (ONE.replace("busy: 0.5", "busy: 0.5, profile: [1, 2]"), "24 factors"),
         (ONE.replace("busy: 0.5", "buzy: 0.5"), "did you mean 'busy'"),

@@ -214,7 +214,7 @@ def test_questions_need_an_answer_for_each_turn_and_a_right_option():
         Question("needle", ("One?", "Two?"), ("yes",), 1.0)
     with pytest.raises(ConfigError, match="option 2 cannot be right"):
         multiple_choice("plot", "Which?", ("this", "that"), 2, 1.0)
-    with pytest.raises(ConfigError, match="between 2 and 10 options"):
+    with pytest.raises(ConfigError, match="needs 2 to 10 options"):
         multiple_choice("plot", "Which?", ("this",), 0, 1.0)
     choice = multiple_choice("plot", "Which?", ("this", "that"), 1, 1.0)
     assert choice.turns[0].splitlines()[:3] == ["Which?", "A. this", "B. that"]

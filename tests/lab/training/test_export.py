@@ -124,7 +124,7 @@ def test_checkpoints_of_stages_that_are_not_asked_for_replace_neither_what_is_na
         run.save()
 
     monkeypatch.setattr(StageRun, "run", trained)
-    monkeypatch.setattr(training, "_BEGINNING_SCENES", 1)
+    monkeypatch.setattr(training, "_INIT_EXAMPLES", 1)
     monkeypatch.setattr(training, "_examples", lambda *_: [])
     monkeypatch.setattr(training, "export", lambda model, *_: left.append(one(model)) or "float32")
     stages = (("tower", []), ("windows", []), ("language", []), ("windows", [tmp_path / "named"]), (None, []))
