@@ -65,7 +65,7 @@ questions: [{id: intrusion, text: "Is someone inside the marked zone?", threshol
 cameras: [{name: entrance, source: "demo://gate", source_options: {loop: true, realtime: true}}]
 {{- end -}}
 
-{{/* serveConfigV2. A changed argument restarts its application: "replicas" gets only keys it reads, to avoid model reloads. */}}
+{{/* serveConfigV2. A changed argument restarts its application, so "replicas" gets only the keys it reads. */}}
 {{- define "sightline.serve" -}}
 {{- $all := include "sightline.configuration" . | fromYaml -}}
 {{- $replicas := omit (deepCopy $all) "cameras" "questions" "sampling" "pruning" "window" "source" "alerts" "clips" "gateway" "kubernetes" -}}

@@ -1,8 +1,8 @@
-{{/* Rejects contradictory values and says what to change. The schema requires a sentence as the value of insecure options. */}}
+{{/* Rejects contradictory values and says what to change. The schema requires a sentence for each insecure option. */}}
 {{- define "sightline.refuse" -}}
 {{- $gateway := .Values.gateway -}}
 {{- $name := include "sightline.fullname" . -}}
-{{- /* A release name may start with a digit and contain dots; names of Services and of KubeRay's clusters may not. */ -}}
+{{- /* A release name may start with a digit and contain dots; Services and KubeRay's clusters may not. */ -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
 {{- fail (printf "%s is not a valid Service name: set fullnameOverride to lower-case letters, digits and -, starting with a letter" $name) -}}
 {{- end -}}
