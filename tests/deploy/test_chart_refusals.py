@@ -42,21 +42,21 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ((OPEN, TOKENS), "contradict each other"),
         ((PLAIN, "gateway.tls.secretName=t"), "gateway.allowPlaintext contradict each other"),
         ((PLAIN_INSIDE, "internalTls.secretName=t"), "internalTls.allowPlain contradict each other"),
-        ((OPEN, *OIDC), "gateway.allowUnauthenticated nobody: leave one out"),
+        ((OPEN, *OIDC), "gateway.allowUnauthenticated contradict each other"),
         (("gateway.tls.clientCertificates=true",), "needs gateway.tls.secret"),
         (("gateway.httpPort=50051",), "are both 50051"),
-        (("kvRedis.enabled=true", "config.tiers.redis_url=redis://elsewhere:6379"), "names another: leave one out"),
+        (("kvRedis.enabled=true", "config.tiers.redis_url=redis://elsewhere:6379"), "redis_url contradict each other"),
         ((TOKENS, "monitoring.podMonitor.enabled=true"), "needs monitoring.podMonitor.tokenSecretName"),
         (("gateway.ingress.enabled=true",), "needs gateway.ingress.host"),
         (("gcsRedis.enabled=true", "gcsRedis.address=redis.city:6379"), "needs gcsRedis.secretName"),
         (("gateway.httpRoute.enabled=true",), "needs gateway.httpRoute.parentRefs"),
         (
             ("monitoring.podMonitor.enabled=true", "monitoring.podMonitor.pods=true", "decoders.perPod=17"),
-            "has ports for 16 processes of a pod",
+            "supports at most 16 processes per pod",
         ),
         (
             ("replicas.gpuResource=nvidia.com/mig-3g.71gb", "replicas.gpusPerPod=2"),
-            "replicas.gpusPerPod must be 1 with slices of a card (MIG)",
+            "replicas.gpusPerPod must be 1 with MIG slices",
         ),
         (("decoders.pods=3", "decoders.maxPods=2"), "decoders.maxPods is 2, below decoders.pods"),
         (("config.model.name=org/model", "replicas.pods=2"), "models.cache.accessMode must be ReadWriteMany"),
@@ -64,10 +64,10 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ("config.model.name=org/model", "replicas.pods=2", "models.cache.accessMode=ReadWriteOncePod"),
             "models.cache.accessMode must be ReadWriteMany",
         ),
-        (("config.security.audit_log=/var/log/audit.jsonl",), "audit_log is /var/log/audit.jsonl, where nothing"),
-        (("config.clips.folder=/clips",), "config.clips.folder is /clips, where nothing can be written"),
+        (("config.security.audit_log=/var/log/audit.jsonl",), "audit_log is /var/log/audit.jsonl, which is not"),
+        (("config.clips.folder=/clips",), "config.clips.folder is /clips, which is not writable"),
         (("internalTls.name=cctv",), "needs internalTls.secretName"),
-        (("networkPolicy.operator=null",), "would let everybody reach Ray's dashboard"),
+        (("networkPolicy.operator=null",), "would let anyone reach Ray's dashboard"),
     ],
 )
 def test_open_doors_and_contradictions(refusing: Path, settings: tuple[str, ...], reason: str) -> None:
@@ -79,13 +79,13 @@ def test_releases_whose_name_no_service_may_have(refusing: Path, release: str) -
     """The API server would refuse the Service when half of the chart is installed."""
     told = helm("template", release, str(refusing), "--kube-version", "1.30.0")
     assert told.returncode != 0
-    assert f"no Service may be called {release}-sightline: name it in fullnameOverride" in told.stderr
+    assert f"{release}-sightline is not a valid Service name: set fullnameOverride" in told.stderr
     named = ("--set", "fullnameOverride=cctv-prod", "--kube-version", "1.30.0")
     assert helm("template", release, str(refusing), *named).returncode == 0
 
 
 def test_the_whole_chart_refuses_as_well() -> None:
-    assert "would let everybody reach Ray's dashboard" in refused("networkPolicy.operator=null")
+    assert "would let anyone reach Ray's dashboard" in refused("networkPolicy.operator=null")
 
 
 def test_said_in_words_it_runs_without_tokens() -> None:

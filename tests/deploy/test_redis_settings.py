@@ -160,4 +160,4 @@ def test_a_password_that_an_address_would_change_is_refused(password) -> None:
         [*container["command"], *container["args"]], env=environment, capture_output=True, text=True, timeout=20
     )
     assert ended.returncode == 1
-    assert "must be letters, digits and . _ ~ -" in ended.stderr
+    assert "may contain only letters, digits and . _ ~ -" in ended.stderr

@@ -254,7 +254,7 @@ def add_camera(page: Page, hand: Pointer, url: str, name: str) -> None:
     hand.press("link", "Add a camera")
     hand.fill("Name", name)
     hand.fill("Source", "demo://gate")
-    hand.switch("Play it at its own speed, over and over, like a camera")
+    hand.switch("Loop it in real time, like a camera")
     hand.fill("First question", TEXT)
     hand.press("button", "Add camera")
     expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()

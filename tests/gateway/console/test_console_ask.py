@@ -178,10 +178,10 @@ def test_all_cameras_are_asked_at_once_and_the_best_moments_come_first(open_page
     # On the narrow page from here on.
     change(gateway, dark, state="running")
     # Only some; and stopped by a key.
-    page.get_by_label("Only cameras called").fill(f"{hot}, nowhere-*")
+    page.get_by_label("Only cameras named").fill(f"{hot}, nowhere-*")
     page.get_by_label("Question to all cameras").press("Enter")
     expect(status).to_contain_text("of 1 camera answered.")
-    page.get_by_label("Only cameras called").fill("")
+    page.get_by_label("Only cameras named").fill("")
     page.get_by_label("Question to all cameras").press("Enter")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     page.keyboard.press("Escape")

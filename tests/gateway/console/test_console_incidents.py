@@ -105,25 +105,25 @@ def test_a_search_that_did_not_look_through_all_says_so_and_goes_further_back(ga
 
     page.route(re.compile(r"/v1/incidents\?limit=200"), multiply)
     page.goto(f"{gateway.url}/#/incidents")
-    newest = page.get_by_text("Only the newest 200 incidents of the last day are looked through")
+    newest = page.get_by_text("Only the newest 200 incidents of the last day are searched")
     expect(newest).to_be_visible()
     page.get_by_role("button", name="Older").click()
     expect(page.locator(".incident-row")).to_have_count(3)
     assert asked[-1].endswith(f"&before={199:032x}")
     # What begins meanwhile is none of the older ones.
     say_yes(gateway, running(gateway, next(OTHERS)))
-    expect(page.get_by_text("Only 3 older incidents of the last day are looked through")).to_be_visible()
+    expect(page.get_by_text("Only 3 older incidents of the last day are searched")).to_be_visible()
     expect(page.get_by_role("button", name="Older")).to_be_disabled()
     expect(page.locator(".incident-row")).to_have_count(3)
     page.get_by_role("button", name="Newest").click()
     expect(newest).to_be_visible()
     page.get_by_label("Search incidents").fill("no such camera")
-    expect(page.get_by_text("None of the newest 200 incidents of the last day fits.")).to_be_visible()
+    expect(page.get_by_text("None of the newest 200 incidents of the last day matches.")).to_be_visible()
     # However many others are known, none that was rejected is left out.
     page.unroute_all()
     page.evaluate(TELL_MANY, ["", time.time()])
     page.get_by_label("Verdict").select_option("rejected")
-    expect(page.get_by_text("No incident of the last day fits.")).to_be_visible()
+    expect(page.get_by_text("No incident of the last day matches.")).to_be_visible()
 
 
 def test_what_has_ended_does_not_go_on_again_when_much_has_happened_since(gateway, open_page):
@@ -158,8 +158,8 @@ def test_it_is_acknowledged_and_its_end_shows(incident, gateway):
     assert page.evaluate("scrollY") == place
     before = detail.get_by_role("button", name="Confirm").bounding_box()
     detail.get_by_role("button", name="Acknowledge").click()
-    expect(detail).to_contain_text("seen to by anybody")
-    expect(row).to_contain_text("seen to by anybody")
+    expect(detail).to_contain_text("acknowledged by anybody")
+    expect(row).to_contain_text("acknowledged by anybody")
     expect(detail.get_by_role("button", name="Acknowledged")).to_be_disabled()
     # Nothing came into its place, to be pressed by a second click.
     assert detail.get_by_role("button", name="Confirm").bounding_box()["x"] >= before["x"]
@@ -222,7 +222,7 @@ def test_who_sees_to_it_and_what_became_of_its_clip_come_without_asking(incident
     page.route(re.compile(r"/v1/incidents(\?|/[0-9a-f]+$)"), lambda route: route.abort())
     its_id = page.url.rpartition("/")[2]
     gateway._thread.run(gateway.alerts.acknowledge(its_id, "Kim"), 10.0)
-    expect(row).to_contain_text("seen to by Kim")
+    expect(row).to_contain_text("acknowledged by Kim")
     expect(detail.get_by_role("button", name="Acknowledged")).to_be_disabled()
     gateway._thread.run(gateway.alerts.set_clip_state(its_id, "none", "no clip: the disk is full"), 10.0)
     expect(detail.locator(".clip-note")).to_have_text("no clip: the disk is full")

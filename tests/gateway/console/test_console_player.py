@@ -66,7 +66,7 @@ def test_one_that_falls_silent_says_so_and_plays_again_once_the_camera_is_back(o
         page.get_by_role("button", name="Live view").click()
         until(lambda: page.locator(VIDEO).evaluate("video => video.currentTime") > 0.5)
     said = page.locator(".live-view [role=status]")
-    expect(said).to_have_text("The live view was interrupted; it begins again.")
+    expect(said).to_have_text("The live view was interrupted and restarts.")
     ring.pause("the connection to the camera was lost")
     expect(said).to_have_text("the camera sends no video at the moment")
     with LiveCamera(ring):
@@ -93,7 +93,7 @@ def test_hevc_plays_where_the_browser_can_and_else_it_says_so(open_page, gateway
         if page.evaluate(plays):
             until(lambda: page.locator(VIDEO).evaluate("video => video.currentTime") > 1)
         else:
-            said = "This browser does not play hevc: there is no live view of it."
+            said = "This browser cannot play hevc, so there is no live view."
             expect(page.locator(".live-view [role=status]")).to_have_text(said)
             # It does not try again, and lets the gateway go.
             until(lambda: gateway._pictures.recorder._watching._inside == 0)

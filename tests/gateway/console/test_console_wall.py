@@ -79,7 +79,7 @@ def test_cameras_come_and_go(wall):
     expect(wall.tile("annex-1")).to_contain_text("No answer yet")
     del gateway.city.cameras["annex-1"]
     gateway.publish([])
-    expect(wall.page.locator(".empty")).to_contain_text("No camera fits")
+    expect(wall.page.locator(".empty")).to_contain_text("No matching camera")
     until(lambda: wall.counts()["All"] == 500)
 
 
@@ -222,7 +222,7 @@ def test_by_keyboard_alone(wall):
     until(lambda: wall.shown()[0] == min(wall.gateway.city.cameras))
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("Tab")
-    assert focused() == "Skip to the content"
+    assert focused() == "Skip to content"
     assert page.evaluate("document.activeElement.getBoundingClientRect().top") >= 0
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"

@@ -1,8 +1,8 @@
-// The gateway's HTTP interface: requests as JSON, errors as sentences, answers as they come.
+// Client of the gateway's HTTP API: JSON requests, error messages, streamed answers.
 import { take } from "./first.js";
 import { tellTime } from "./format.js";
 
-/** A request that failed; `status` 0 when the gateway could not be reached at all. */
+/** A failed request; `status` 0: the gateway was unreachable. */
 export class ApiError extends Error {
   constructor(status, message) {
     super(message);
@@ -15,7 +15,7 @@ const UNREACHABLE = "The gateway cannot be reached. It may be restarting, or the
 const LIMIT_MS = 40_000;
 let whenSignedOut = () => {};
 
-/** `callback` is called when the gateway says that it does not know us. */
+/** `callback` is called when the gateway answers 401. */
 export function onSignedOut(callback) {
   whenSignedOut = callback;
 }
@@ -27,10 +27,10 @@ export const post = (path, body, signal) => request("POST", path, body, signal);
 export const put = (path, body) => request("PUT", path, body);
 export const remove = (path) => request("DELETE", path);
 
-/** Also aborted after `ms`: a connection that died would hold its place for many minutes. */
+/** `signal` plus a timeout of `ms`: a dead connection would otherwise block for minutes. */
 export const within = (ms, signal) => AbortSignal.any([AbortSignal.timeout(ms), ...(signal ? [signal] : [])]);
 
-/** A response that is good, or an ApiError with the gateway's own sentence. */
+/** Resolves to a successful response; throws ApiError with the gateway's message. */
 export async function open(path, options = {}) {
   let response;
   try {
@@ -68,12 +68,12 @@ async function sentence(response) {
     const said = body.error?.message ?? body.error;
     if (said) return String(said);
   } catch {
-    // Not JSON: something between us and the gateway answered.
+    // Not JSON: a proxy answered instead of the gateway.
   }
   return `The gateway answered ${response.status} ${response.statusText}.`.replace(" .", ".");
 }
 
-/** What a POST answers in newline-delimited JSON, object by object; throws what one of them calls an error. */
+/** Yields the objects of a POST's newline-delimited JSON response; throws ApiError if one has an `error`. */
 export async function* stream(path, body, signal) {
   const headers = { "Content-Type": "application/json" };
   try {
@@ -89,7 +89,7 @@ export async function* stream(path, body, signal) {
   }
 }
 
-/** A body's text cut at `separator`; the rest comes last. Waits without end: abort the request to stop it. */
+/** Yields the body's text split at `separator`, the remainder last. No timeout: abort the request to stop it. */
 export async function* pieces(response, separator, onBytes = () => {}) {
   const reader = response.body.getReader();
   const decoder = new TextDecoder();

@@ -1,4 +1,4 @@
-// The console: which page is shown, and what keeps the store current.
+// Entry point of the console: routing, and the events and lists that keep the store current.
 import { get, onSignedOut, remove } from "./api.js";
 import { AskPage } from "./ask.js";
 import { CameraPage } from "./camera.js";
@@ -18,7 +18,7 @@ import { Wall, WallSkeleton } from "./wall.js";
 const RESYNC_MS = 5_000;
 const LOOK_PERIOD_MS = 10_000;
 const OPEN = "/v1/incidents?open=1&limit=1000";
-/** As in pages.css. */
+/** Same breakpoint as in pages.css. */
 const LIST_GIVES_WAY = matchMedia("(max-width: 1100px)");
 const PAGES = [
   { path: "", word: "Wall", icon: "wall" },
@@ -28,7 +28,7 @@ const PAGES = [
   { path: "fleet", word: "Fleet", icon: "fleet" },
 ];
 
-/** Pages below that of the cameras. */
+/** Subpages of the cameras page. */
 const MANAGED = new Set(["add-camera", "settings", "import-cameras"]);
 
 let asked = 0;
@@ -40,15 +40,15 @@ async function sync() {
   const open = openIncidents();
   try {
     const [cameras, incidents] = await Promise.all([get("/v1/cameras"), open]);
-    // Lists that come later than those asked for after them are older.
+    // Ignore lists that arrive after those of a later request.
     if (turn > taken) {
       taken = turn;
       store.takeAll(cameras.cameras, incidents, touched);
     }
   } catch (error) {
-    store.error = new Error(`The cameras cannot be listed, which is tried again by itself: ${error.message}`);
+    store.error = new Error(`The cameras cannot be listed; retrying automatically: ${error.message}`);
     store.touch("cameras", "epoch");
-    // What goes on is known all the same.
+    // Incidents may be available even so.
     const incidents = await open.catch(() => null);
     if (incidents && turn > taken) store.takeOpen(incidents, touched);
     if (error.status !== 401) setTimeout(() => live.state === "live" && sync(), RESYNC_MS);
@@ -58,7 +58,7 @@ async function sync() {
 
 let incidentsOwed = false;
 
-/** Those that are open; null while nobody can say. Without alerting there are no incidents, and there are cameras. */
+/** Open incidents; null while alerting does not answer, so that cameras are shown without it. */
 async function openIncidents() {
   try {
     const { incidents } = await get(OPEN);
@@ -71,14 +71,14 @@ async function openIncidents() {
   }
 }
 
-/** What comes with no event: incidents that could not be had. */
+/** Fetches incidents that could not be fetched before: no event announces that they are available again. */
 async function lookAround() {
   if (!incidentsOwed || live.state !== "live" || document.visibilityState !== "visible") return;
   const touched = store.track();
   const found = await openIncidents().catch(() => null);
   if (found) {
     store.takeOpen(found, touched);
-    // Pages could not have theirs either.
+    // Pages could not fetch theirs either.
     store.set("epoch", store.epoch + 1);
   }
   store.untrack(touched);
@@ -101,12 +101,12 @@ const HANDLERS = {
       announced = `New incident, ${incident.severity}: ${words(incident.subject)} at ${incident.camera}, ${clock(incident.opened_s)}`;
     }
     store.incident(incident);
-    // Nothing is drawn while the page is hidden, which is when its title is looked at.
+    // Nothing is drawn while the page is hidden, but its title is visible in the tab.
     retitle();
   },
   missed() {
-    // The gateway dropped events because this browser was slow: the lists have what they said. However often it is told,
-    // they are fetched once in a while: a browser that is too slow already would only get slower.
+    // The gateway dropped events because this browser was slow: fetch the lists instead. Rate-limited, to not slow it
+    // down further.
     catchingUp ||= setTimeout(() => {
       catchingUp = 0;
       caughtUp = Date.now();
@@ -167,14 +167,14 @@ function App() {
     const before = shown.current;
     shown.current = route;
     if (before === route) return;
-    // An incident opens beside the list, which stays where it is, and takes the focus from there.
+    // An incident opens beside the list, which keeps its scroll position; the incident takes the focus itself.
     const beside = route.page === "incidents" && before.page === "incidents";
     if (!beside || LIST_GIVES_WAY.matches) scrollTo(0, route.rest ? 0 : (places.current[route.page] ?? 0));
     if (!beside) main.current?.focus({ preventScroll: true });
   }, [route]);
   if (signedOut) return html`<${Login} onDone=${begin} />`;
   return html`
-    <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), main.current.focus())}>Skip to the content</a>
+    <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), main.current.focus())}>Skip to content</a>
     <${Header} route=${route} open=${open} onSignOut=${async () => {
       setStillIn(await remove("/v1/session").then(() => "", (error) => error.message));
       live.stop();
@@ -202,7 +202,7 @@ function Page({ route }) {
   if (route.page === "import-cameras") return html`<${ImportPage} />`;
   if (route.page === "settings" && route.rest) return html`<${SettingsPage} name=${route.rest} key=${route.rest} />`;
   if (route.page === "fleet") return html`<${FleetPage} />`;
-  return html`<h1>Not here</h1><${Empty} title="There is no such page"><a href="#/">Back to the wall</a><//>`;
+  return html`<h1>Page not found</h1><${Empty} title="There is no such page"><a href="#/">Back to the wall</a><//>`;
 }
 
 function Header({ route, open, onSignOut }) {
@@ -231,7 +231,7 @@ function LiveDot() {
   return html`<span class=${`live ${state}`} role="status"><span class="dot" aria-hidden="true"></span>${word}</span>`;
 }
 
-/** Across the page while what it shows is not current: why, and when the next try comes. */
+/** Banner while the page is not current: the reason, and when the next attempt is made. */
 function NotLive() {
   useTopics("live", "trouble");
   useClock(1);
@@ -254,12 +254,12 @@ function parse(hash) {
   try {
     name = decodeURIComponent(name);
   } catch {
-    // A broken address: shown as it is, and found nowhere.
+    // A malformed address: keep it as it is; no page will match.
   }
   return { page, rest: name };
 }
 
-/** How many open incidents nobody has seen to. */
+/** Number of open incidents that are neither acknowledged nor muted. */
 const unseen = () => [...store.incidents.values()].filter((each) => each.ended_s == null && !each.acknowledged_by && !each.muted).length;
 
 function retitle() {
@@ -271,7 +271,7 @@ function titleOf({ page, rest }) {
   if (page === "settings") return `Settings of ${rest}`;
   if (page === "add-camera") return "Add a camera";
   if (page === "import-cameras") return "Import cameras";
-  return PAGES.find(({ path }) => path === page)?.word ?? "Not here";
+  return PAGES.find(({ path }) => path === page)?.word ?? "Page not found";
 }
 
 comeBack();

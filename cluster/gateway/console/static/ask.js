@@ -1,4 +1,4 @@
-// A free question to a camera: the answer as it comes, and the moments it rests on.
+// A free question to a camera: the streamed answer and the moments it is based on.
 import { stream } from "./api.js";
 import { AskAll } from "./ask_all.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
@@ -27,7 +27,7 @@ export function AskPage({ camera }) {
     <div class="card">
       <label class="field switch ask-all-switch"><input type="checkbox" role="switch" checked=${all} onChange=${(event) => setAll(event.target.checked)} />All cameras</label>
       ${all ? may("ask") && html`<${AskAll} />` : html`<label class="field column">Camera
-        <input list="ask-cameras" value=${name} placeholder="Name of a camera" autocomplete="off" spellcheck=${false} onInput=${(event) => setName(event.target.value)} /></label>
+        <input list="ask-cameras" value=${name} placeholder="Camera name" autocomplete="off" spellcheck=${false} onInput=${(event) => setName(event.target.value)} /></label>
       <datalist id="ask-cameras">${offered.map((each) => html`<option key=${each} value=${each}></option>`)}</datalist>
       <div class="chips ask-cameras" role="group" aria-label="Cameras">${offered.map((each) => html`<button type="button" class="chip" key=${each}
         aria-pressed=${each === name} onClick=${() => setName(each)}>${each}</button>`)}</div>
@@ -39,7 +39,7 @@ export function AskPage({ camera }) {
   </div>`;
 }
 
-/** Box and conversation; questions after the first go on with what was said. */
+/** Question box and conversation; later questions continue it. */
 export function AskBox({ camera }) {
   const [text, setText] = useState("");
   const [since, setSince] = useState(0);
@@ -57,7 +57,7 @@ export function AskBox({ camera }) {
     const question = text.trim();
     if (!question || busy) return;
     setTurns((before) => [...before, { question, answer: "", state: "thinking" }].slice(-MOST_TURNS));
-    // Not when the answer is there: it may take long enough to look at something else meanwhile.
+    // Now rather than when the answer arrives: by then the user may be looking at something else.
     requestAnimationFrame(() => end.current?.scrollIntoView({ block: "nearest" }));
     setText("");
     setBusy(true);
@@ -78,7 +78,7 @@ export function AskBox({ camera }) {
       }
       if (!finished) throw new Error("The answer ended before it was complete.");
     } catch (error) {
-      // It ends with its replica: the next question begins another.
+      // A conversation ends with its replica; the next question starts a new one.
       if (error.status === 409) conversation.current = "";
       last({ state: "failed", error: error.message });
     }
@@ -101,7 +101,7 @@ export function AskBox({ camera }) {
   </div>`;
 }
 
-/** Of which time is asked, and what begins or stops it; a double click on the one is none on the other. */
+/** Time span and the Ask or Stop button; a double click on Ask does not press Stop. */
 export function AskActions({ since, setSince, busy, onStop, word, disabled }) {
   return html`<div class="ask-actions">
     <${Choice} label="About" value=${since} options=${SPANS} onChange=${setSince} />
@@ -128,17 +128,17 @@ function Grounds({ result }) {
   const moments = result.moments ?? [];
   return html`<div class="grounds">
     ${result.remark && html`<p class="notice">${result.remark[0].toUpperCase()}${result.remark.slice(1)}.</p>`}
-    ${moments.length > 0 && html`<h3>What it rests on</h3>
+    ${moments.length > 0 && html`<h3>Based on</h3>
       <ol class="moments">${moments.map((moment, i) => html`<li key=${i}>
         <${Thumbnail} picture=${moment.picture} label=${`${duration(moment.ago_s)} before the newest frame`} />
         <span>${moment.ago_s < 1 ? "newest" : `${duration(moment.ago_s)} ago`}</span>
         <span class="soft">${percent(moment.weight)} of its attention</span>
       </li>`)}</ol>`}
-    <p class="soft">${cost(result)} ${result.degraded && html`<${Badge} tone="warning">part of the memory was out of reach<//>`}</p>
+    <p class="soft">${cost(result)} ${result.degraded && html`<${Badge} tone="warning">part of the memory was unreachable<//>`}</p>
   </div>`;
 }
 
 function cost({ first_token_s: first, total_s: total, tokens_read: read, tokens_held: held, bytes_read: fetched }) {
   const size = fetched ? ` (${bytes(fetched)})` : "";
-  return `${duration(first)} to the first word, ${duration(total)} in all; ${count(read)} of ${count(held)} remembered tokens read${size}.`;
+  return `${duration(first)} to the first word, ${duration(total)} in total; ${count(read)} of ${count(held)} remembered tokens read${size}.`;
 }

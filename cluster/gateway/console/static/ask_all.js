@@ -1,4 +1,4 @@
-// One question to every camera: answers as they come, their moments by rank, and how far it is.
+// One question to all cameras: streamed answers, moments ordered by rank, progress.
 import { stream } from "./api.js";
 import { AskActions, LONGEST } from "./ask.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
@@ -47,15 +47,15 @@ export function AskAll() {
     <form onSubmit=${ask} onKeyDown=${onKeyDown}>
       <label class="field column">Question to all cameras
         <textarea rows="2" maxlength=${LONGEST} value=${text} placeholder="Was there a red van?" onInput=${(event) => setText(event.target.value)}></textarea></label>
-      <label class="field column">Only cameras called
-        <input value=${only} placeholder="all of them, or as in gate-*, yard-*" autocomplete="off" spellcheck=${false} onInput=${(event) => setOnly(event.target.value)} /></label>
+      <label class="field column">Only cameras named
+        <input value=${only} placeholder="all, or patterns such as gate-*, yard-*" autocomplete="off" spellcheck=${false} onInput=${(event) => setOnly(event.target.value)} /></label>
       <${AskActions} since=${since} setSince=${setSince} busy=${busy} onStop=${() => abort.current.abort()} word="Ask all" disabled=${!text.trim()} />
     </form>
     ${run.state && html`<${Found} run=${run} />`}
   </div>`;
 }
 
-/** What is known after one more line of the reply. */
+/** State after one more line of the reply. */
 function step(before, { answer, progress }) {
   if (progress) return { ...before, progress };
   if (answer.error) return { ...before, failed: new Map(before.failed).set(answer.camera, answer.error) };
@@ -69,7 +69,7 @@ function Found({ run }) {
   return html`<section class="asked" aria-label="Answers">
     <p class="ask-progress" role="status" aria-busy=${state === "asking"}>
       ${state === "asking" && html`<progress max=${progress?.cameras || 1} value=${asked} aria-label="Cameras asked"></progress> `}
-      ${progress ? `${count(progress.answered)} of ${plural(progress.cameras, "camera")} answered${progress.empty ? `; ${count(progress.empty)} with no memory of that time` : ""}${state === "done" && asked < progress.cameras ? "; the rest was not reached in time" : ""}.` : "Asking…"}
+      ${progress ? `${count(progress.answered)} of ${plural(progress.cameras, "camera")} answered${progress.empty ? `; ${count(progress.empty)} with no memory of that time` : ""}${state === "done" && asked < progress.cameras ? "; the others were not reached in time" : ""}.` : "Asking…"}
     </p>
     ${error && html`<p class="error" role="alert">${error}</p>`}
     <ol class="found">${moments.map((moment) => html`<li key=${`${moment.camera} ${moment.start}`}>

@@ -1,4 +1,4 @@
-// How badly a camera wants a look: what the wall is sorted by, and what its tiles are coloured by.
+// How urgently a camera needs attention: determines the wall's order and its tiles' colours.
 const SEVERITIES = ["info", "warning", "critical"];
 const SILENT_S = 30;
 const collator = new Intl.Collator(undefined, { numeric: true });
@@ -14,7 +14,7 @@ const STATE_WORDS = {
 
 export const severityRank = (severity) => SEVERITIES.indexOf(severity);
 export const stateWord = (state) => STATE_WORDS[state] ?? state;
-/** It runs and nothing comes. In keyframes only, as while nothing is asked, pictures are as far apart as keyframes. */
+/** Running without pictures. Generous, since keyframe-only decoding (no active question) shows only keyframes. */
 export const isSilent = (camera) => camera.state === "running" && camera.last_frame_age_s > SILENT_S;
 export const isTrouble = (camera) => camera.state === "error" || camera.state === "backoff" || isSilent(camera);
 export const byName = (a, b) => collator.compare(a.name, b.name);
@@ -25,7 +25,7 @@ export function matches(camera, needle) {
   return text.toLocaleLowerCase().includes(needle);
 }
 
-/** The highest newest score, and its question: `{question, score, positive}`, or null before the first answer. */
+/** The highest of the newest scores, positive ones first: `{question, score, positive}`, or null. */
 export function topAnswer(camera) {
   let top = null;
   for (const answer of camera.last_answers ?? []) {
@@ -36,7 +36,7 @@ export function topAnswer(camera) {
   return top;
 }
 
-/** Of a camera's incidents that are open: the worst one nobody has acknowledged or muted, else the worst. */
+/** A camera's worst open incident; those acknowledged or muted rank last. */
 export function worstIncident(incidents) {
   let worst = null;
   for (const incident of incidents ?? []) {
@@ -46,16 +46,16 @@ export function worstIncident(incidents) {
 }
 
 /**
- * `{level, tone}`: the higher the level, the further in front. Tones: "critical", "warning", "trouble", "quiet", "good".
- * An open incident comes first, by severity, those that somebody has seen to last; then cameras that do not work or send
- * nothing; then cameras that answer yes; then by score, and by how much quality was taken from them.
+ * `{level, tone}`; higher levels come first. Tones: "critical", "warning", "trouble", "quiet", "good". Order: open
+ * incidents by severity, those acknowledged or muted last; cameras that do not work or send nothing; cameras whose
+ * answer is yes; then by score and lowered quality.
  */
 export function attention(camera, incidents) {
   const worst = worstIncident(incidents);
   if (worst) return { level: weight(worst), tone: handled(worst) ? "quiet" : toneOf(worst.severity), incident: worst };
   if (isTrouble(camera)) return { level: camera.state === "error" ? 60 : 50, tone: "trouble", incident: null };
   const top = topAnswer(camera);
-  // What a camera that is over or away answered last is past.
+  // The last answer of a camera that has ended or is offline is out of date.
   const positive = top?.positive && camera.state === "running";
   const level = (positive ? 30 : 0) + 10 * (top?.score ?? 0) + (camera.rung && camera.rung !== "full" ? 2 : 0);
   if (camera.state === "running") return { level, tone: positive ? "warning" : "good", incident: null };

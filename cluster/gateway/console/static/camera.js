@@ -1,4 +1,4 @@
-// One camera: its picture, what it answers and why at this quality, what it remembers, and a box to ask it.
+// One camera: picture, answers, quality and its reason, memory, and a question box.
 import { AskBox } from "./ask.js";
 import { attention } from "./attention.js";
 import { html, useState } from "./dom.js";
@@ -61,7 +61,7 @@ function BigPicture({ name }) {
   };
   return html`<${Picture} camera=${name} width=${640} />
     <label class="field switch"><input type="checkbox" role="switch" checked=${kept} onChange=${(event) => show(event.target.checked)} />
-      Light the kept patches: what the model looked at</label>`;
+      Highlight the kept patches, which the model sees</label>`;
 }
 
 function Figures({ camera }) {
@@ -70,7 +70,7 @@ function Figures({ camera }) {
   return html`<dl class="figures">
     <${Figure} label="Tokens saved" value=${saved === null ? "not known yet" : percent(saved)}
       note=${saved === null ? "" : `${count(camera.tokens_computed)} computed of ${count(camera.tokens_full)}`} />
-    <${Figure} label="Quality" value=${camera.rung || "full"} tone=${lowered ? "lowered" : ""} note=${lowered ? camera.rung_reason : "as asked for"} />
+    <${Figure} label="Quality" value=${camera.rung || "full"} tone=${lowered ? "lowered" : ""} note=${lowered ? camera.rung_reason : "as configured"} />
     <${Figure} label="Last answer took" value=${duration(camera.latency_s)}
       note=${camera.expected_lag_s > 0 ? `${duration(camera.expected_lag_s)} expected` : ""} />
     <${Figure} label="Windows" value=${count(camera.windows_done)} note=${windows(camera)} />
@@ -119,7 +119,7 @@ function Memory({ camera }) {
   if (!data) return html`<${Skeleton} rows=${2} />`;
   return html`${camera.memory_state && html`<p class="notice">${camera.memory_state}</p>`}
     <dl class="lines">
-      <div><dt>Goes back</dt><dd>${camera.memory_oldest_s > 0 ? duration(camera.memory_oldest_s) : "not yet"}</dd></div>
+      <div><dt>Reaches back</dt><dd>${camera.memory_oldest_s > 0 ? duration(camera.memory_oldest_s) : "not yet"}</dd></div>
       <div><dt>Frames</dt><dd>${count(data.frames)}</dd></div>
       ${Object.entries(data.tier_bytes ?? {}).map(([tier, size]) => html`<div key=${tier}><dt>${tier === "recent" ? "In no tier yet" : `In tier ${words(tier)}`}</dt>
         <dd>${bytes(size)}${tier === "recent" ? "" : ` of ${bytes(data.cap_bytes)}`}${data.tier_states?.[tier] ? html` <${Badge} tone="warning">${data.tier_states[tier]}<//>` : ""}</dd></div>`)}
@@ -132,5 +132,5 @@ function Incidents({ listed: { data, error, reload, incidents } }) {
   if (!data) return html`<${Skeleton} rows=${2} />`;
   if (!incidents.length) return html`<${Empty} title="No incidents">No question has opened an incident here.<//>`;
   return html`<ul class="incident-list">${incidents.slice(0, MOST_LISTED).map((incident) => html`<${IncidentRow} key=${incident.id} incident=${incident} bare />`)}</ul>
-    ${incidents.length > MOST_LISTED && html`<p class="soft">The newest ${MOST_LISTED}; those of two days are on the timeline.</p>`}`;
+    ${incidents.length > MOST_LISTED && html`<p class="soft">Only the newest ${MOST_LISTED}. The timeline shows two days.</p>`}`;
 }

@@ -1,12 +1,12 @@
-// The fields of a camera's source, and its test: what the source sends, without adding anything.
+// The fields of a camera's source, and its test, which probes the source without adding the camera.
 import { post } from "./api.js";
 import { html, useState } from "./dom.js";
 import { duration, percent } from "./format.js";
 import { Choice, Thumbnail } from "./parts.js";
 
-const PRIORITIES = [["normal", "normal"], ["critical", "critical: on time at the others' expense"], ["background", "background: shed first"]];
+const PRIORITIES = [["normal", "normal"], ["critical", "critical: on time at the expense of others"], ["background", "background: shed first"]];
 
-/** A draft as the gateway takes it: empty settings are left away, so that the cluster's own count. */
+/** The request body for a draft. Empty settings are omitted, so that the cluster's defaults apply. */
 export function entryOf({ source, priority, settings }) {
   const kept = { ...settings };
   delete kept.priority;
@@ -29,13 +29,13 @@ export function SourceFields({ draft, onChange }) {
   const set = (change) => onChange({ ...draft, ...change });
   return html`<label class="field column">Source
       <input type="text" value=${draft.source} autocomplete="off" spellcheck=${false} placeholder="rtsp://user:password@10.0.0.11/stream1" onInput=${(event) => set({ source: event.target.value })} /></label>
-    <p class="soft">An address, a file the decoders can read, or nothing for a camera that pushes. ${draft.source.includes("***") && "*** stands for a password that stays as it is."}</p>
+    <p class="soft">A URL, a file the decoders can read, or empty for a camera that pushes. ${draft.source.includes("***") && "*** stands for the stored password, which is kept."}</p>
     ${isFile(draft.source) && html`<label class="field switch"><input type="checkbox" role="switch" checked=${loops(draft.settings)} onChange=${(event) => set({ settings: looping(draft.settings, event.target.checked) })} />
-      Play it at its own speed, over and over, like a camera</label>`}
+      Loop it in real time, like a camera</label>`}
     <${Choice} label="Priority" column value=${draft.priority} options=${PRIORITIES} onChange=${(priority) => set({ priority })} />`;
 }
 
-/** A button, then a picture with codec, size, frame rate, GOP, and what the cue sees. */
+/** A button; then a picture, codec, size, frame rate, GOP, and the patches that the cue keeps. */
 export function SourceTest({ name, draft }) {
   const [state, setState] = useState({ busy: false, found: null, error: "" });
   const test = async () => {
@@ -57,7 +57,7 @@ export function SourceTest({ name, draft }) {
       </div>
       <dl class="lines">
         <div><dt>Stream</dt><dd>${found.codec} ${found.width} × ${found.height}, ${found.fps ? `${found.fps.toFixed(1)} pictures/s` : "one picture"}, ${Math.round(found.kbit_s)} kbit/s</dd></div>
-        <div><dt>Keyframes</dt><dd>${found.gop_pictures ? `every ${found.gop_pictures} pictures, ${duration(found.gop_s)}` : "only one came while it was watched"}</dd></div>
+        <div><dt>Keyframes</dt><dd>${found.gop_pictures ? `every ${found.gop_pictures} pictures, ${duration(found.gop_s)}` : "only one during the test"}</dd></div>
         <div><dt>Cue</dt><dd>${found.cue}, decoded on ${found.decode}${found.decode_errors ? `, ${found.decode_errors} decoding errors` : ""}</dd></div>
         <div><dt>First picture</dt><dd>after ${duration(found.first_picture_s)}</dd></div>
       </dl>`}

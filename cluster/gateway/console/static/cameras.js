@@ -1,5 +1,4 @@
-// Managing cameras: the list, adding one, and the settings of one. The gateway checks what may be done; pages only hide
-// what would be refused.
+// Camera management: list, add, settings. The gateway enforces permissions; pages only hide what it would refuse.
 import { cameraPath, get, post, put, remove } from "./api.js";
 import { byName, matches } from "./attention.js";
 import { SourceFields, SourceTest, entryOf } from "./camera_form.js";
@@ -62,8 +61,8 @@ function RemoveDialog({ camera, onClose }) {
     onClose();
   };
   return html`<${Dialog} title=${`Remove ${camera.name}?`} action="Remove" tone="danger" onSubmit=${go} onClose=${onClose}>
-    <p>Its memory, incidents and clips are deleted. To stop it for a time, pause it.</p>
-    ${foreign && html`<label class="field"><input type="checkbox" checked=${takeover} onChange=${(event) => setTakeover(event.target.checked)} /> It belongs to ${camera.manager}: remove it all the same</label>`}
+    <p>Its memory, incidents and clips are deleted. To stop it temporarily, pause it.</p>
+    ${foreign && html`<label class="field"><input type="checkbox" checked=${takeover} onChange=${(event) => setTakeover(event.target.checked)} /> It belongs to ${camera.manager}: remove it anyway</label>`}
   <//>`;
 }
 
@@ -98,8 +97,8 @@ export function AddCameraPage() {
       <${SourceFields} draft=${draft} onChange=${setDraft} />
       <label class="field column">First question
         <input type="text" value=${question} placeholder="Is anyone climbing the fence?" onInput=${(event) => setQuestion(event.target.value)} /></label>
-      <p class="soft">A question that yes or no answers. Left empty, the cluster's own questions are asked. More can be written afterwards.</p>
-      <label class="field switch"><input type="checkbox" role="switch" checked=${force} onChange=${(event) => setForce(event.target.checked)} /> Also if there is no room for it</label>
+      <p class="soft">A yes/no question. If empty, the cluster's questions are asked. You can add more later.</p>
+      <label class="field switch"><input type="checkbox" role="switch" checked=${force} onChange=${(event) => setForce(event.target.checked)} /> Add it even if there is no capacity</label>
       <${SourceTest} name=${draft.name.trim() || "test"} draft=${draft} />
       ${error && html`<p class="error" role="alert">${error}</p>`}
       <div class="actions"><button class="button primary" disabled=${busy || !draft.name.trim()}>${busy ? "Adding…" : "Add camera"}</button></div>
@@ -131,14 +130,14 @@ export function SettingsPage({ name }) {
   if (store.me && !may("admin")) return html`<${BackToCameras} /><h1>${name}</h1><p class="soft">${NEEDS_ADMIN}</p>`;
   if (!draft) return html`<${BackToCameras} /><h1>${name}</h1>${error ? html`<${Failure} error=${error} onRetry=${load} />` : html`<${Skeleton} rows=${5} />`}`;
   const foreign = written.manager !== "cluster";
-  // The form of the source edits nothing else.
+  // Of the settings, the source form edits only source_options.
   const drafted = { ...draft, settings: { ...written.settings, source_options: draft.settings.source_options } };
-  /** Saves source and settings; throws what the gateway says. */
+  /** Saves source and settings; throws ApiError. */
   const save = async (next) => {
     setBusy(true);
     setSaid("");
     try {
-      // They are saved as a whole: with the revision, the gateway refuses them where others changed some since then.
+      // Settings are saved as a whole; the revision lets the gateway reject the save if they were changed meanwhile.
       await put(cameraPath(name), { ...entryOf(next), takeover, revision: written.revision });
       setWritten(await get(`${cameraPath(name)}/settings`));
       setSaid("Saved.");

@@ -1,5 +1,5 @@
-// What every page imports of the vendored libraries: elements from templates, state, effects.
-// Text and attributes of a template become text nodes and properties, never markup: names of cameras need no escaping.
+// Exports of the vendored libraries: templates, state, effects.
+// Text and attributes of a template become text nodes and properties, never markup, so values need no escaping.
 import { Fragment, h, render } from "./vendor/preact.js";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 import htm from "./vendor/htm.js";

@@ -1,4 +1,4 @@
-// Fetching for what is on the screen: a few requests at once, dropped when what wanted them is gone.
+// Fetching for visible components: a few concurrent requests, dropped when their component unmounts.
 import { cameraPath, get } from "./api.js";
 import { useEffect, useRef, useState } from "./dom.js";
 import { isOlder, MAX_INCIDENTS, store, useTopics } from "./store.js";
@@ -10,14 +10,14 @@ const waiting = new Map();
 let running = 0;
 let timer = 0;
 
-/** Score history of a camera while the component is on the screen; `undefined` until it is there. */
+/** Score history of a camera while the component is mounted; `undefined` until it is loaded. */
 export function useHistory(camera) {
   useTopics(`history:${camera}`, "epoch");
   const epoch = store.epoch;
   useEffect(() => {
     if (store.histories.get(camera)?.epoch === epoch) return undefined;
     waiting.set(camera, epoch);
-    // After a moment: a tile that is scrolled past fetches nothing.
+    // Delayed, so that tiles scrolled past fetch nothing.
     timer ||= setTimeout(pump, SETTLE_MS);
     return () => waiting.delete(camera);
   }, [camera, epoch]);
@@ -32,7 +32,7 @@ function pump() {
     running += 1;
     get(`${cameraPath(camera)}/history`)
       .then((body) => store.history(camera, body))
-      // The tile does without its line; the next connection tries again.
+      // The tile is drawn without its line; the next connection retries.
       .catch(() => {})
       .finally(() => {
         running -= 1;
@@ -41,7 +41,7 @@ function pump() {
   }
 }
 
-/** `{data, error, reload}` of a GET, anew when `path` changes, and every `period_s` while the page is visible. */
+/** `{data, error, reload}` of a GET, repeated when `path` changes and every `periodS` while the page is visible. */
 export function useFetched(path, { periodS = 0, topics = ["epoch"] } = {}) {
   const [state, setState] = useState({ data: null, error: null, path });
   const [serial, setSerial] = useState(0);
@@ -68,7 +68,7 @@ export function useFetched(path, { periodS = 0, topics = ["epoch"] } = {}) {
   useEffect(() => {
     if (!periodS) return undefined;
     const period = setInterval(() => {
-      // A reply that takes longer than the period is waited for: dropped each time, none would ever come.
+      // Wait for a reply that takes longer than the period: aborting it each time would never yield one.
       if (document.visibilityState === "visible" && !underWay.current) setSerial((before) => before + 1);
     }, periodS * 1000);
     return () => clearInterval(period);
@@ -77,13 +77,13 @@ export function useFetched(path, { periodS = 0, topics = ["epoch"] } = {}) {
   return { ...fresh, reload: () => setSerial((before) => before + 1) };
 }
 
-/** As `useFetched` of a list of incidents, newest first, as events have told since; those that `fits` are added. */
+/** `useFetched` for a list of incidents, newest first, updated by events; new incidents that pass `fits` are added. */
 export function useIncidents(path, fits = () => true) {
   useTopics("incidents");
   const fetched = useFetched(path);
   const known = useRef({});
   if (known.current.data !== fetched.data) known.current = { data: fetched.data, incidents: fetched.data?.incidents ?? [] };
-  // What was told is kept here: the store forgets, and what was fetched would show how it once was.
+  // Keep the merged list here: the store evicts incidents, and the fetched versions would then reappear out of date.
   const found = new Map(known.current.incidents.map((incident) => [incident.id, incident]));
   for (const incident of store.incidents.values()) {
     const before = found.get(incident.id);

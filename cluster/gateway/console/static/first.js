@@ -1,5 +1,5 @@
-// Asks for what the first look needs while the rest of the page is still on its way: the events, and behind them, so that
-// nothing is missed in between, the cameras.
+// Prefetches the first page's data while scripts are still loading: the event stream, then the cameras, so that no
+// change between the two is missed.
 const underWay = new Map();
 const ask = (path) => {
   const abort = new AbortController();
@@ -10,11 +10,11 @@ ask("/v1/events");
 underWay.get("/v1/events").response.then(
   (response) => response.ok && ask("/v1/cameras"),
   () => {
-    // Whoever takes it sees the error.
+    // The caller of `take` handles the error.
   },
 );
 
-/** The response to `path` that is on its way already, once; aborted with `signal`. */
+/** Promise of the prefetched response to `path`, once; aborted with `signal`. */
 export function take(path, signal) {
   const asked = underWay.get(path);
   if (asked && underWay.delete(path)) signal?.addEventListener("abort", () => asked.abort.abort());

@@ -1,4 +1,4 @@
-// The fleet: how full the replicas are, how late answers are, what the ladder took from whom, and whether alerts go out.
+// The fleet: utilisation of replicas, lag of answers, lowered quality, alert delivery.
 import { post } from "./api.js";
 import { html, useState } from "./dom.js";
 import { useFetched } from "./fetching.js";
@@ -51,7 +51,7 @@ function Summary({ cameras, replicas, fleet }) {
   return html`<dl class="figures fleet-figures card">
     <${Figure} label="Cameras running" value=${count(running)} note=${`of ${count(cameras.length)}${trouble ? `, ${count(trouble)} not working` : ""}`} tone=${trouble ? "warning" : ""} />
     <${Figure} label="Windows answered" value=${`${rate.toFixed(rate < 10 ? 1 : 0)} /s`} />
-    <${Figure} label="Capacity used" value=${used === null ? "unknown" : percent(used)} note=${taking.length ? `on average over ${plural(taking.length, "replica")}` : "no replica takes cameras"} tone=${used > FULL_AT ? "warning" : ""} />
+    <${Figure} label="Capacity used" value=${used === null ? "unknown" : percent(used)} note=${taking.length ? `on average over ${plural(taking.length, "replica")}` : "no replica accepts cameras"} tone=${used > FULL_AT ? "warning" : ""} />
     <${Figure} label="Tokens saved" value=${full ? percent(1 - computed / full) : "unknown"} note="of what full windows would compute" />
   </dl>`;
 }
@@ -115,12 +115,12 @@ function Sinks({ outbox: { data, error, reload } }) {
     ${sinks.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="Table of sinks"><table>
       <thead><tr><th scope="col">Sink</th><th scope="col">State</th><th scope="col">Waiting</th><th scope="col">Delivered</th><th scope="col">Failed attempts</th><th scope="col">Dead</th>${mayTest && html`<th scope="col"><span class="unseen">Actions</span></th>`}</tr></thead>
       <tbody>${sinks.map(([name, sink]) => html`<tr key=${name}><th scope="row">${name} <span class="soft">${sink.kind}</span></th>
-        <td>${sink.trouble ? html`<${Badge} tone="critical">${sink.trouble}<//>` : html`<${Badge} tone="good">taking alerts<//>`}</td>
+        <td>${sink.trouble ? html`<${Badge} tone="critical">${sink.trouble}<//>` : html`<${Badge} tone="good">accepting alerts<//>`}</td>
         <td>${count(sink.waiting)}</td><td>${count(sink.delivered)}</td><td>${count(sink.failures)}</td><td>${count(sink.dead)}</td>
         ${mayTest && html`<td><${TestButton} sink=${name} /></td>`}</tr>`)}</tbody></table></div>`}`;
 }
 
-/** Sends a made-up incident to a sink, and says what came of it. */
+/** Sends a test incident to a sink and shows the result. */
 function TestButton({ sink }) {
   const [said, setSaid] = useState("");
   const [busy, setBusy] = useState(false);

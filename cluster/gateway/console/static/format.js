@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Formatting of numbers and times for display.
 const WHOLE = new Intl.NumberFormat();
 const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const MINUTE = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
@@ -6,7 +6,7 @@ const DAY = new Intl.DateTimeFormat(undefined, { weekday: "long", day: "numeric"
 const FULL = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
 
 let ahead = 0;
-/** Seconds since 1970 by the gateway's clock, of which all times are: a browser's may be hours off. */
+/** Unix time by the gateway's clock, as all other times here: a browser's clock may be hours off. */
 export const now = () => Date.now() / 1000 - ahead;
 export const count = (value) => WHOLE.format(Math.round(value ?? 0));
 export const plural = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
@@ -17,7 +17,7 @@ export const toMinute = (unix) => MINUTE.format(new Date(unix * 1000));
 export const day = (unix) => DAY.format(new Date(unix * 1000));
 export const moment = (unix) => FULL.format(new Date(unix * 1000));
 
-/** A length of time in seconds: "320 ms", "4.2 s", "3 min", "2 h 10 min", "3 d". */
+/** A duration in seconds as text: "320 ms", "4.2 s", "3 min", "2 h 10 min", "3 d". */
 export function duration(seconds) {
   if (!Number.isFinite(seconds)) return "unknown";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
@@ -29,13 +29,13 @@ export function duration(seconds) {
   return `${Math.round(minutes / 1440)} d`;
 }
 
-/** The gateway's clock, by the `Date` of a reply that came just now; whole seconds and the way here are no difference. */
+/** Sets the clock offset from the `Date` of a reply just received; ignores offsets up to 5 s (rounding, latency). */
 export function tellTime(date) {
   const off = (Date.now() - Date.parse(date)) / 1000;
   ahead = Math.abs(off) > 5 ? off : 0;
 }
 
-/** How long ago a moment was, seconds since 1970. */
+/** How long ago a Unix time was. */
 export function ago(unix, at = now()) {
   const passed = at - unix;
   return passed < 2 ? "just now" : `${duration(Math.max(1, Math.round(passed)))} ago`;

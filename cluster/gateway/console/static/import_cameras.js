@@ -1,4 +1,4 @@
-// Importing a list of cameras: checked line by line first, added only when nothing in it is wrong.
+// Importing a list of cameras: checked line by line, added only if every line is valid.
 import { post, stream } from "./api.js";
 import { BackToCameras } from "./cameras.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
@@ -44,7 +44,7 @@ export function ImportPage() {
       <p class="soft">CSV with the columns name, source, priority, question, paused; or YAML or JSON as in the configuration.</p>
       <label class="field column">From a file
         <input type="file" accept=".csv,.yaml,.yml,.json,.txt" onChange=${async (event) => event.target.files[0] && change(await event.target.files[0].text())} /></label>
-      <label class="field switch"><input type="checkbox" role="switch" checked=${force} onChange=${(event) => setForce(event.target.checked)} /> Also those for which there is no room</label>
+      <label class="field switch"><input type="checkbox" role="switch" checked=${force} onChange=${(event) => setForce(event.target.checked)} /> Add them even if there is no capacity</label>
       <div class="actions"><button type="button" class="button" disabled=${busy || !text.trim()} onClick=${() => send(false)}>Check the list</button>
         <button type="button" class="button primary" disabled=${busy || !found || wrong.length > 0 || added.length > 0} onClick=${() => send(true)}>Add ${found ? plural(found.length, "camera") : "them"}</button></div>
       <div role="status">
@@ -62,7 +62,7 @@ export function ImportPage() {
   </div>`;
 }
 
-/** Searches a network for ONVIF cameras; `onTake` gets those that were chosen as lines of a list. */
+/** Searches a network for ONVIF cameras; `onTake` receives a chosen one as a CSV line. */
 function Discovery({ onTake }) {
   const [asked, setAsked] = useState({ network: "", user: "", password: "" });
   const [state, setState] = useState({ busy: false, said: "", error: "", cameras: [] });
@@ -105,7 +105,7 @@ function Discovery({ onTake }) {
     ${state.error && html`<p class="error" role="alert">${state.error}</p>`}
     <ul class="camera-rows">${state.cameras.map((camera) => html`<li key=${camera.address} class="camera-row">
       <div class="camera-row-what">${camera.name || "unnamed"} <span class="soft">${camera.address}${camera.error ? `: ${camera.error}` : ""}</span></div>
-      <div class="actions">${camera.streams.map((stream) => html`<button key=${stream.source} type="button" class="button small" onClick=${() => take(camera, stream)}>Put ${stream.profile} (${stream.codec} ${stream.width}×${stream.height}) on the list</button>`)}</div>
+      <div class="actions">${camera.streams.map((stream) => html`<button key=${stream.source} type="button" class="button small" onClick=${() => take(camera, stream)}>Add ${stream.profile} (${stream.codec} ${stream.width}×${stream.height}) to the list</button>`)}</div>
     </li>`)}</ul>
   </details>`;
 }

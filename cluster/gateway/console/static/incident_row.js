@@ -1,4 +1,4 @@
-// One incident as a line of a list.
+// One incident as a row of a list.
 import { incidentPath } from "./api.js";
 import { html, useState } from "./dom.js";
 import { ago, clock, duration, moment, now, plural, score, words } from "./format.js";
@@ -19,10 +19,10 @@ export function IncidentRow({ incident, current = false, bare = false }) {
   </li>`;
 }
 
-/** What it is about: the question, or what is wrong with the camera. */
+/** Title: the question, or the camera's fault. */
 export const titleOf = (incident) => incident.question || words(incident.subject);
 
-/** What was answered: the explanation, or the score where none was asked for. */
+/** The answer: its explanation, or the score if there is none. */
 export function answerOf(incident) {
   const bare = /^(yes|no)?\W*$/i.test(incident.text);
   return bare && incident.kind === "question" ? `Yes, ${score(incident.score)} at most over ${plural(incident.windows, "window")}` : incident.text;
@@ -32,15 +32,15 @@ export function StateOf({ incident }) {
   const open = incident.ended_s == null;
   const lasted = duration((open ? now() : incident.ended_s) - incident.opened_s);
   return html`<${Badge} tone=${open ? incident.severity : "quiet"}>${open ? `open for ${lasted}` : `lasted ${lasted}`}<//>
-    ${incident.acknowledged_by && html`<${Badge} tone="good">seen to by ${incident.acknowledged_by}<//>`}
+    ${incident.acknowledged_by && html`<${Badge} tone="good">acknowledged by ${incident.acknowledged_by}<//>`}
     ${incident.verdict && html`<${Badge} tone=${incident.verdict === "confirmed" ? "good" : "quiet"}>${incident.verdict}<//>`}
     ${incident.muted && html`<${Badge}>muted<//>`}`;
 }
 
-/** The picture of the moment; nothing where there is none. */
+/** The incident's snapshot, or an empty box. */
 export function Snapshot({ incident, large = false }) {
-  // Of a new incident there is none yet; by the time its clip is there, or cannot be had, there is. No effect takes it
-  // back: on a slow page it would run after the refusal.
+  // A new incident has no snapshot yet: try again when its clip's state changes. Derived, not reset in an effect, which
+  // on a slow page would run after the error.
   const [missingAt, setMissingAt] = useState(null);
   if (missingAt === incident.clip || !incident.snapshot_url) return html`<span class=${`snapshot none ${large ? "large" : ""}`}>${large ? "No snapshot" : ""}</span>`;
   return html`<img class=${`snapshot ${large ? "large" : ""}`} src=${`${incidentPath(incident.id)}/snapshot.jpg`} loading="lazy" decoding="async"

@@ -1,4 +1,4 @@
-// The timeline of incidents, and one of them in full: picture, clip, what was told to whom, and who saw to it.
+// The incident list, and the details of one: picture, clip, events, deliveries, acknowledgement, review.
 import { incidentPath, open as openPath, post } from "./api.js";
 import { severityRank } from "./attention.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
@@ -24,17 +24,17 @@ export function IncidentsPage({ id }) {
   const [span, setSpan] = useKept("incidents-span", 24 * 3600);
   const [camera, setCamera] = useKept("incidents-search", "");
   const [muted, setMuted] = useState(0);
-  // To the minute: the path is the list's name, and would change with every drawing otherwise.
+  // Rounded to the minute: the path identifies the list and would otherwise change with every render.
   const since = span ? Math.floor((now() - span) / 60) * 60 : 0;
   const [sinceAsked, setSinceAsked] = useState(since);
   useEffect(() => setSinceAsked(since), [span]);
-  // Empty: the newest; else those that come after this one. A page of older ones gets no news but of what it lists.
+  // Id to page from: incidents older than this one; empty: the newest. Pages of older incidents add no new ones.
   const [before, setBefore] = useState("");
   useEffect(() => setBefore(""), [span, onlyOpen, verdict]);
   const { data, error, reload, incidents } = useIncidents(`/v1/incidents?limit=${LIMIT}${onlyOpen ? "&open=1" : ""}${sinceAsked ? `&since_s=${sinceAsked}` : ""}${verdict ? `&verdict=${verdict}` : ""}${before ? `&before=${before}` : ""}`, () => !before);
   const of = SPANS.find(([value]) => value === span)[1];
   const needle = camera.trim().toLocaleLowerCase();
-  // What goes on is of now, whenever it began.
+  // Open incidents always fit the time span, whenever they began.
   const fitting = incidents
     .filter((incident) => incident.ended_s == null || incident.opened_s >= since)
     .filter((incident) => (!onlyOpen || incident.ended_s == null) && (!severity || incident.severity === severity))
@@ -63,8 +63,8 @@ export function IncidentsPage({ id }) {
       <${Mutes} serial=${muted} />
       ${error && !data && html`<${Failure} error=${error} onRetry=${reload} />`}
       ${!data && !error && html`<${Skeleton} rows=${6} />`}
-      ${data && !listed.length && html`<${Empty} title="Nothing here">${cut ? `None of ${cut}` : "No incident"} of ${of} fits.<//>`}
-      ${cut && html`<p class="soft">Only ${cut} of ${of} are looked through.</p>`}
+      ${data && !listed.length && html`<${Empty} title="No matching incidents">${cut ? `None of ${cut}` : "No incident"} of ${of} matches.<//>`}
+      ${cut && html`<p class="soft">Only ${cut} of ${of} are searched.</p>`}
       ${byDay(listed).map(([title, incidents]) => html`<div key=${title} class="day"><h2>${title}</h2>
         <ul class="incident-list">${incidents.map((incident) => html`<${IncidentRow} key=${incident.id} incident=${incident} current=${incident.id === id} />`)}</ul></div>`)}
       ${cut && html`<p class="actions">
@@ -84,7 +84,7 @@ function byDay(incidents) {
   return [...days];
 }
 
-/** When they were, as a strip: one bar per stretch of time, as high as there were incidents, coloured by the worst. */
+/** Histogram over time: one bar per interval, its height the number of incidents, its colour the worst severity. */
 function Strip({ incidents, span }) {
   const end = now();
   const start = span ? end - span : Math.min(...incidents.map((each) => each.opened_s), end - 3600);
@@ -108,7 +108,7 @@ function Strip({ incidents, span }) {
 function Detail({ id, onMuted }) {
   const aside = useRef(null);
   useEffect(() => {
-    // Where it takes the list's place, the list may have been scrolled down.
+    // On narrow screens it replaces the list, which may have been scrolled down.
     if (aside.current.getBoundingClientRect().top < 0) scrollTo(0, 0);
     const row = document.activeElement.closest(".incident-row a");
     if (row) aside.current.focus({ preventScroll: true });
@@ -118,7 +118,7 @@ function Detail({ id, onMuted }) {
   const newest = store.incidents.get(id);
   const [owed, setOwed] = useState(false);
   const askedFor = useRef(null);
-  // What becomes of the incident comes with events; which sinks have taken it by now does not.
+  // Events update the incident but not its deliveries, so poll while any is pending.
   const { data, error, reload } = useFetched(incidentPath(id), { periodS: owed ? OWED_PERIOD_S : 0 });
   useEffect(() => {
     if (!data) return;
@@ -126,7 +126,7 @@ function Detail({ id, onMuted }) {
     setOwed(data.deliveries.some((each) => each.state === "pending"));
   }, [data]);
   useEffect(() => {
-    // Once for each event: while the records cannot be written, what is fetched stays behind.
+    // Once per event: while incidents cannot be written to disk, the fetched version stays behind.
     if (!data || askedFor.current === newest || !isOlder(data.incident, newest)) return;
     askedFor.current = newest;
     reload();
@@ -170,7 +170,7 @@ function InFull({ incident, detail, onMuted }) {
         ${each.error && html`<span class="soft">${each.error}</span>`}</li>`)}</ul>`}`;
 }
 
-/** The clip where there is one, else the snapshot, and in words why there is no clip. */
+/** The clip; without one, the snapshot and the reason why there is no clip. */
 function Footage({ incident }) {
   const { clip, footage_note: note, clip_url: url } = incident;
   const path = `${incidentPath(incident.id)}/clip.mp4`;
@@ -190,11 +190,11 @@ function Footage({ incident }) {
         aria-label=${`Clip of ${words(incident.subject)} at ${incident.camera}, with what came before and after`} onError=${failed}></video>
       ${note && html`<p class="soft clip-note">${note}</p>`}`;
   }
-  const why = gone || note || (clip === "waiting" ? "The clip is being recorded; it goes on for a while after the alert." : "");
+  const why = gone || note || (clip === "waiting" ? "The clip is being recorded; it continues for a while after the alert." : "");
   return html`${url ? html`<${Snapshot} incident=${incident} large />` : null}${why && html`<p class="soft clip-note">${why}</p>`}`;
 }
 
-/** `[run, busy, error]`: `run(path, body)` posts to the incident and shows what comes back. */
+/** `[run, busy, error]`: `run(path, body)` posts to the incident and stores the reply. */
 function usePost(incident) {
   const [attempt, busy, error] = useAttempt();
   const send = async (path, body) => store.fetchedIncident(await post(`${incidentPath(incident.id)}/${path}`, { ...body, by: store.me?.name || "console" }));
@@ -204,13 +204,13 @@ function usePost(incident) {
 function Acknowledge({ incident }) {
   const [run, busy, error] = usePost(incident);
   if (!may("ask")) return null;
-  // It stays where it is: another button in its place would get the click that was meant for it.
+  // Always rendered: another button in its place could receive a click meant for it.
   return html`<button type="button" class="button primary" disabled=${busy || incident.ended_s != null || incident.acknowledged_by}
       onClick=${() => run("acknowledge", {})}>${incident.acknowledged_by ? "Acknowledged" : "Acknowledge"}</button>
     ${error && html`<p class="error" role="alert">${error}</p>`}`;
 }
 
-/** A true incident, or a false alarm: what `cameras calibrate` proposes thresholds from. Pressed again, it is taken back. */
+/** Verdict: true incident or false alarm, the input of `cameras calibrate`. Pressing it again withdraws it. */
 function Review({ incident }) {
   const [run, busy, error] = usePost(incident);
   if (!may("ask")) return null;

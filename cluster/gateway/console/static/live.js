@@ -1,6 +1,5 @@
-// The stream of events: read as it comes, watched for silence, taken up again by itself.
-// fetch and not EventSource: this way the pings are seen too, so that a connection that died silently is noticed, and
-// the status of a refusal is known.
+// The event stream, with detection of silence and automatic reconnection.
+// fetch instead of EventSource, which hides the pings, needed to detect dead connections, and the status of a refusal.
 import { open, pieces } from "./api.js";
 
 export const SILENCE_MS = 40_000;
@@ -9,9 +8,9 @@ const LONGEST_PAUSE_MS = 10_000;
 const TICK_MS = 2_000;
 
 /**
- * Follows `/v1/events` until it is stopped.
- * `onState(state, retryAt, reason)`: "connecting", "live" or "down". `onOpen()` comes with every connection, before its
- * first event: what was missed has to be fetched. `onEvent(kind, data)`: one event, `data` parsed.
+ * Follows `/v1/events` until stopped.
+ * `onState(state, retryAt, reason)`: "connecting", "live" or "down". `onOpen()`: connected, before the first event;
+ * missed events have to be fetched. `onEvent(kind, data)`: one event, `data` parsed.
  */
 export class Live {
   constructor({ onState, onOpen, onEvent }) {
@@ -42,7 +41,7 @@ export class Live {
     this.abort?.abort();
   }
 
-  /** Silence, a clock that jumped (the machine slept), or a page in front again: connect anew where it is due. */
+  /** Reconnects if needed: after silence, a clock jump (the machine slept), or when the page is visible again. */
   check(awake) {
     const now = Date.now();
     const slept = now - this.ticked > SILENCE_MS;

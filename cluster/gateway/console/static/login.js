@@ -1,11 +1,11 @@
-// The box to sign in with: at the provider, with a token, or either.
+// The sign-in form: identity provider, token, or both.
 import { get, post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { recall, remember } from "./theme.js";
 
 const LEFT = "sightline-left";
 
-/** Where somebody wanted to go who has been at the provider since, which sends back to the first page. */
+/** Restores the page requested before sign-in at the provider, which redirects to the start page. */
 export function comeBack() {
   const left = recall(LEFT, "sessionStorage");
   remember(LEFT, "", "sessionStorage");

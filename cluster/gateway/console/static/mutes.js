@@ -1,4 +1,4 @@
-// Silencing a camera or a question for a time, and taking that back.
+// Muting a camera or a question for a time, and unmuting it.
 import { post, remove } from "./api.js";
 import { html, useEffect, useState } from "./dom.js";
 import { moment, words } from "./format.js";
@@ -31,7 +31,7 @@ function MuteDialog({ camera, subject, onClose }) {
   <//>`;
 }
 
-/** What is muted now (`camera`: there), each with a button to end it; fetched anew when `serial` changes. */
+/** Active mutes (`camera`: of this one), each with a button to end it; refetched when `serial` changes. */
 export function Mutes({ serial, camera = "" }) {
   const { data, reload } = useFetched("/v1/mutes", { periodS: 30 });
   useEffect(() => void (serial && reload()), [serial]);

@@ -1,4 +1,4 @@
-// Small parts that several pages are made of.
+// Small components shared by several pages.
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { isSilent, stateWord } from "./attention.js";
 import { duration } from "./format.js";
@@ -23,7 +23,7 @@ export function Icon({ name }) {
   return html`<svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false"><path d=${ICONS[name]} /></svg>`;
 }
 
-/** A word with a colour that means something; the word alone says all of it. */
+/** A coloured label; its text alone carries the meaning. */
 export function Badge({ tone = "quiet", title, children }) {
   return html`<span class=${`badge ${tone}`} title=${title}>${children}</span>`;
 }
@@ -56,7 +56,7 @@ export function Empty({ title, children }) {
 }
 
 export function NoCameras() {
-  return html`<${Empty} title="There are no cameras yet">${may("admin") ? html`<a href="#/add-camera">Add the first one</a>` : "Somebody with the role “admin” can add some."}<//>`;
+  return html`<${Empty} title="There are no cameras yet">${may("admin") ? html`<a href="#/add-camera">Add the first one</a>` : "A user with the role “admin” can add one."}<//>`;
 }
 
 export function Failure({ error, onRetry }) {
@@ -76,7 +76,7 @@ export function Back({ href, children }) {
   return html`<a class="back" href=${href}><${Icon} name="back" />${children}</a>`;
 }
 
-/** A choice with its name; `options`: `[value, word]`. */
+/** A labelled select; `options`: `[value, word]`. */
 export function Choice({ label, value, options, column = false, onChange }) {
   return html`<label class=${`field ${column ? "column" : ""}`}>${label}
     <select value=${value} onChange=${(event) => onChange(options[event.target.selectedIndex][0])}>
@@ -84,7 +84,7 @@ export function Choice({ label, value, options, column = false, onChange }) {
     </select></label>`;
 }
 
-/** A form in a dialog, which shows what `onSubmit` throws; the focus goes back to where it was. */
+/** A form in a dialog that shows errors thrown by `onSubmit`; restores the focus when closed. */
 export function Dialog({ title, action, tone = "primary", disabled = false, cancel = "Cancel", onSubmit, onClose, children }) {
   const dialog = useRef(null);
   const [attempt, busy, error] = useAttempt();
@@ -105,7 +105,7 @@ export function Dialog({ title, action, tone = "primary", disabled = false, canc
   </dialog>`;
 }
 
-/** One figure with its name; `note` is what it means. */
+/** A labelled figure; `note` explains it. */
 export function Figure({ label, value, note, tone }) {
   return html`<div class=${`figure ${tone ?? ""}`}>
     <dt>${label}</dt>
@@ -113,7 +113,7 @@ export function Figure({ label, value, note, tone }) {
   </div>`;
 }
 
-/** A camera's newest picture; until it is there, its place is as high as most are, so that nothing below jumps. */
+/** A camera's newest picture. Until it is loaded, a 16:9 box reserves its space, so that the layout does not jump. */
 export function Picture({ camera, width = 320, label }) {
   const canvas = useRef(null);
   const [state, setState] = useState({ word: "loading", text: "" });
@@ -129,7 +129,7 @@ export function Picture({ camera, width = 320, label }) {
   </div>`;
 }
 
-/** A JPEG in base64, drawn: the page's content policy allows pictures from the gateway's own addresses only. */
+/** A base64 JPEG drawn on a canvas: the content security policy allows images only from the gateway's addresses. */
 export function Thumbnail({ picture, label }) {
   const canvas = useRef(null);
   useEffect(() => {
@@ -143,14 +143,14 @@ export function Thumbnail({ picture, label }) {
         }
         bitmap.close();
       },
-      () => console.error("a picture is no JPEG"),
+      () => console.error("a picture is not a JPEG"),
     );
   }, [picture]);
   if (!picture) return html`<span class="thumbnail none">no picture</span>`;
   return html`<canvas class="thumbnail" ref=${canvas} role="img" aria-label=${label}></canvas>`;
 }
 
-/** `[attempt, busy, error]`: `attempt(action)` awaits what it does; `error` is the sentence of what it threw. */
+/** `[attempt, busy, error]`: `attempt(action)` awaits the action; `error` is the message that it threw. */
 export function useAttempt() {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState("");
@@ -163,7 +163,7 @@ export function useAttempt() {
   return [attempt, busy, error];
 }
 
-/** Draws anew every `periodS`, for what says how long ago something was. */
+/** Rerenders every `periodS`, for components that show elapsed time. */
 export function useClock(periodS = 1) {
   const [, redraw] = useState(0);
   useEffect(() => {
@@ -172,7 +172,7 @@ export function useClock(periodS = 1) {
   }, [periodS]);
 }
 
-/** State that this tab keeps while other pages are looked at, and when it is loaded anew: filters and searches. */
+/** State kept for this tab across pages and reloads: filters and searches. */
 export function useKept(name, initial) {
   const [value, setValue] = useState(() => JSON.parse(recall(`sightline-${name}`, "sessionStorage") ?? "null") ?? initial);
   const keep = (next) => {

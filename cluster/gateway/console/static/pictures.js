@@ -1,4 +1,4 @@
-// The newest pictures of the cameras on the screen: only what can be seen is fetched, a few at once, and drawn on canvas.
+// The newest pictures of the visible cameras, a few concurrent requests, drawn on canvas.
 import { cameraPath, open, within } from "./api.js";
 import { recall, remember } from "./theme.js";
 
@@ -15,7 +15,7 @@ class Pictures {
     document.addEventListener("visibilitychange", () => this.pump());
   }
 
-  /** With the kept patches lit and the rest dimmed, or plain; all pictures are fetched anew. */
+  /** Shows kept patches lit and the rest dimmed, or plain pictures; refetches all of them. */
   showKept(kept) {
     this.kept = kept;
     remember("sightline-kept", kept ? "1" : "0");
@@ -23,7 +23,7 @@ class Pictures {
     this.pump();
   }
 
-  /** Draw `camera` on `canvas` from now on; `onState("there" | "missing", sentence)`. Returns what ends it. */
+  /** Keeps `canvas` showing `camera`; `onState("there" | "missing", text)`. Returns a function that ends it. */
   watch(canvas, camera, width, onState) {
     const entry = { canvas, camera, width, onState, etag: "", due: 0, visible: false, abort: null };
     this.watched.set(canvas, entry);
@@ -48,7 +48,7 @@ class Pictures {
   pump() {
     clearTimeout(this.timer);
     if (document.visibilityState !== "visible") return;
-    // Not the time of day: after a clock is set back, nothing would be due for as long.
+    // Monotonic: if the wall clock were set back, nothing would be due for that long.
     const now = performance.now();
     let next = Infinity;
     const due = [];

@@ -1,4 +1,4 @@
-// What a camera sends, at its own frame rate: the fragmented MP4 of the gateway, played at its newest end.
+// Live view at the camera's own frame rate: the gateway's fragmented MP4, played at its live edge.
 import { cameraPath, open } from "./api.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 
@@ -7,10 +7,10 @@ const KEPT_S = 20;
 const RETRY_MS = 2_000;
 const SILENCE_MS = 15_000;
 
-/** A codec that this browser does not play; another one may. */
+/** A codec that this browser cannot play. */
 class Unplayable extends Error {
   constructor(codec) {
-    super(`This browser does not play ${codec.startsWith("h") ? "hevc" : codec}: there is no live view of it.`);
+    super(`This browser cannot play ${codec.startsWith("h") ? "hevc" : codec}, so there is no live view.`);
   }
 }
 
@@ -34,16 +34,16 @@ function Player({ name }) {
     ${trouble && html`<p class="soft" role="status">${trouble}</p>`}`;
 }
 
-/** Plays until aborted; when the stream ends (the camera reconnected, this browser was too slow) it begins again. */
+/** Plays until aborted; restarts when the stream ends (the camera reconnected, this browser was too slow). */
 async function watch(video, path, signal, say) {
   while (!signal.aborted) {
     try {
       await play(video, path, signal, say);
-      say("The live view was interrupted; it begins again.");
+      say("The live view was interrupted and restarts.");
     } catch (error) {
       if (signal.aborted) return;
       say(error.message);
-      // What has a reason will not change in a moment: masks, a codec.
+      // Retrying does not help against privacy masks or an unsupported codec.
       if (error.status === 404 || error.status === 403 || error instanceof Unplayable) return;
     }
     await new Promise((done) => setTimeout(done, RETRY_MS));
@@ -62,13 +62,13 @@ async function play(video, path, signal, say) {
     let buffer = null;
     let head = new Uint8Array();
     for (;;) {
-      // A connection that died silently would show its last picture for ever.
+      // A dead connection would show its last picture forever.
       silence = setTimeout(() => reader.cancel(), SILENCE_MS);
       const { done, value } = await reader.read();
       clearTimeout(silence);
       if (done || signal.aborted) return;
       if (!buffer) {
-        // The beginning says which codec it is; it comes whole, or with what is after it.
+        // The codec is in the init segment, which may arrive in pieces or together with later data.
         head = joined(head, value);
         const codec = codecOf(head);
         if (!codec) continue;
@@ -89,14 +89,14 @@ async function play(video, path, signal, say) {
 
 function append(buffer, data) {
   return new Promise((done, failed) => {
-    // Not as listeners: those of errors, which never come, would grow by one with every fragment.
+    // Not addEventListener: error listeners, which rarely fire, would accumulate with every fragment.
     buffer.onupdateend = done;
     buffer.onerror = () => failed(new Error("The video cannot be played."));
     buffer.appendBuffer(data);
   });
 }
 
-/** At the newest end, however it began or stalled; what was played long ago goes. */
+/** Seeks to the live edge after a start or stall, and removes old data from the buffer. */
 async function keepUp(video, buffer) {
   const ranges = buffer.buffered;
   if (!ranges.length) return;
@@ -112,7 +112,7 @@ async function keepUp(video, buffer) {
   }
 }
 
-/** The codec of an MP4's beginning as RFC 6381 writes it, from its avcC (ISO 14496-15, 5.3.3.1) or hvcC (8.3.3.1). */
+/** The RFC 6381 codec string of an MP4's init segment, from its avcC (ISO 14496-15, 5.3.3.1) or hvcC (8.3.3.1). */
 export function codecOf(data) {
   const hex = (byte) => byte.toString(16).padStart(2, "0");
   const after = (name) => {

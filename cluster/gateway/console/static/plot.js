@@ -1,4 +1,4 @@
-// Scores over time, one line per question, with the quality rung's changes; read with the pointer, or as a table.
+// Scores over time, one line per question, with changes of the quality rung; readable by pointer or as a table.
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./dom.js";
 import { clock, score, words } from "./format.js";
 import { line } from "./sparkline.js";

@@ -1,4 +1,4 @@
-// A camera's standing questions: written, tried on its past, scheduled, and copied to other cameras.
+// A camera's standing questions: edit, replay on its memory, schedule, copy to other cameras.
 import { cameraPath, get, put } from "./api.js";
 import { idOf } from "./question_id.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
@@ -8,7 +8,7 @@ import { Replay } from "./replay.js";
 import { store } from "./store.js";
 
 const DAYS = [["mon", "Mon"], ["tue", "Tue"], ["wed", "Wed"], ["thu", "Thu"], ["fri", "Fri"], ["sat", "Sat"], ["sun", "Sun"]];
-const SEVERITIES = [["", "as the cluster says"], ["info", "info"], ["warning", "warning"], ["critical", "critical"]];
+const SEVERITIES = [["", "cluster default"], ["info", "info"], ["warning", "warning"], ["critical", "critical"]];
 const MOST_LISTED = 200;
 const NEW = { id: "", text: "", threshold: 0.5 };
 
@@ -24,14 +24,14 @@ export function Questions({ camera, questions, onSave }) {
   };
   const without = (id) => own.filter((each) => each.id !== id);
   const drop = async (id) => {
-    if (!confirm(`Remove “${words(id)}”? ${camera} is not asked it any more.`)) return;
+    if (!confirm(`Remove “${words(id)}”? ${camera} will no longer be asked it.`)) return;
     try {
       await save(without(id));
     } catch (failure) {
       setError(failure.message);
     }
   };
-  return html`${own.length === 0 && html`<p class="soft">This camera uses the cluster's questions. A question written here replaces them.</p>`}
+  return html`${own.length === 0 && html`<p class="soft">This camera uses the cluster's questions. A question added here replaces them.</p>`}
     <ul class="plain">${own.map((question) => html`<li key=${question.id} class="question-row">
       <div><strong>${words(question.id)}</strong><p class="soft wrap">${question.text} Threshold ${score(question.threshold ?? 0.5)}${question.when ? `, ${scheduled(question.when)}` : ""}</p></div>
       <div class="actions">
@@ -81,12 +81,12 @@ function QuestionForm({ camera, question, taken, onCancel, onSave }) {
       onThreshold=${(threshold) => set({ threshold })} />
     <div class="form-row">
       <label class="field column">Windows in a row
-        <input type="number" min="1" max="1000" placeholder="as the cluster says" value=${draft.consecutive ?? ""} onInput=${(event) => set({ consecutive: number(event.target.value) })} /></label>
+        <input type="number" min="1" max="1000" placeholder="cluster default" value=${draft.consecutive ?? ""} onInput=${(event) => set({ consecutive: number(event.target.value) })} /></label>
       <label class="field column">Cooldown, seconds
-        <input type="number" min="0" placeholder="as the cluster says" value=${draft.cooldown_s ?? ""} onInput=${(event) => set({ cooldown_s: number(event.target.value) })} /></label>
+        <input type="number" min="0" placeholder="cluster default" value=${draft.cooldown_s ?? ""} onInput=${(event) => set({ cooldown_s: number(event.target.value) })} /></label>
       <${Choice} label="Severity" column value=${draft.severity ?? ""} options=${SEVERITIES} onChange=${(severity) => set({ severity: severity || undefined })} />
     </div>
-    <label class="field switch"><input type="checkbox" role="switch" checked=${draft.explain ?? false} onChange=${(event) => set({ explain: event.target.checked || undefined })} /> Also say why, which costs time on every window</label>
+    <label class="field switch"><input type="checkbox" role="switch" checked=${draft.explain ?? false} onChange=${(event) => set({ explain: event.target.checked || undefined })} /> Also explain the answer, which adds time to every window</label>
     <${Schedule} when=${draft.when} onChange=${(when) => set({ when })} />
     ${error && html`<p class="error" role="alert">${error}</p>`}
     <div class="actions"><button type="button" class="button" onClick=${onCancel}>Cancel</button>
@@ -100,7 +100,7 @@ function unlike(id, taken) {
   return found;
 }
 
-/** When it is asked: days, hours, time zone; not asked, it costs nothing. */
+/** When it is asked: days, hours, time zone. Outside these times it costs nothing. */
 function Schedule({ when, onChange }) {
   const here = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
   const days = when?.days ?? DAYS.map(([day]) => day);
@@ -115,7 +115,7 @@ function Schedule({ when, onChange }) {
         <input type="text" value=${(when.hours ?? []).join(", ")} placeholder="08:00-18:00, 22:00-06:00; empty: all day" onChange=${(event) => onChange({ ...when, hours: event.target.value.split(/[,\s]+/).filter(Boolean) })} /></label>
       <label class="field column">Time zone
         <input type="text" value=${when.timezone ?? "UTC"} onChange=${(event) => onChange({ ...when, timezone: event.target.value.trim() || "UTC" })} /></label>
-      <p class="soft">While none of its questions is scheduled, a camera is not watched, and its memory has nothing of that time.</p>
+      <p class="soft">Outside the times of all its questions, a camera is not watched and remembers nothing.</p>
     </fieldset>`}`;
 }
 

@@ -1,5 +1,5 @@
-// What a question would have answered, and the incidents that its threshold makes of that: scores of late, or replayed
-// from the camera's memory. The gateway's own rule makes the incidents; the page only draws them.
+// Preview of a question: its recent scores, or scores replayed from the camera's memory, and the incidents that its
+// threshold would open. The gateway computes the incidents by its alert rule; the page only draws them.
 import { post, stream } from "./api.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { clock, count, duration, plural, score } from "./format.js";
@@ -14,20 +14,20 @@ const WIDTH = 600;
 const HEIGHT = 140;
 const MOST_LISTED = 8;
 
-/** `question` is what stands in the form; `known`: it is asked as it stands, so that its scores of late are its own. */
+/** `question`: as in the form; `known`: its text is unchanged, so that recent scores apply to it. */
 export function Replay({ camera, question, known, onThreshold }) {
   const history = useHistory(camera);
   const [since, setSince] = useState(HOUR_S);
   const [replay, setReplay] = useState(null);
   const abort = useRef(null);
   useEffect(() => () => abort.current?.abort(), []);
-  // Another question's scores say nothing of this one.
+  // Scores of another text do not apply.
   useEffect(() => {
     abort.current?.abort();
     setReplay(null);
   }, [question.text]);
   const lately = known ? (history?.scores.get(question.id) ?? []).map(([end, value, , , length]) => [end - (length || 1), end, value]) : [];
-  // Each stands for the time since the one before it: where windows were left out, they would not touch.
+  // Extend each window back to the previous one: skipped windows would leave gaps between them.
   const windows = joined(replay ? replay.windows : lately);
   const incidents = useRehearsal(windows, question);
 
@@ -78,16 +78,16 @@ function joined(windows) {
 function status(replay, windows, lately) {
   if (replay?.busy) return replay.total ? `${count(replay.done)} of ${plural(replay.total, "window")} replayed…` : "Looking back…";
   if (replay) {
-    const missing = replay.missing ? `; of ${plural(replay.missing, "window")} nothing is remembered` : "";
+    const missing = replay.missing ? `; no memory of ${plural(replay.missing, "window")}` : "";
     const [last, before] = [windows[windows.length - 1], windows[windows.length - 2]];
     const apart = before && last[1] - before[1];
     return `${plural(windows.length, "window")} replayed from its memory${apart ? `, ${duration(apart)} apart` : ""}${missing}.`;
   }
   if (lately.length) return `Its scores of the last ${duration(lately[lately.length - 1][1] - lately[0][0])}.`;
-  return "Replay it to see what it would have answered, from the camera's memory.";
+  return "Replay it on the camera's memory to see what it would have answered.";
 }
 
-/** The incidents that the rule makes of the windows; null until they are there. */
+/** The incidents that the alert rule would open for the windows; null until computed. */
 function useRehearsal(windows, { threshold, consecutive, cooldown_s, severity }) {
   const [found, setFound] = useState(null);
   useEffect(() => {

@@ -1,4 +1,4 @@
-// Privacy masks and zones drawn on the camera's picture, with the pointer or with the keyboard. Corners are shares of the picture.
+// Privacy masks and zones, drawn on the camera's picture with pointer or keyboard. Corners are fractions of its size.
 import { html, useRef, useState } from "./dom.js";
 import { plural } from "./format.js";
 import { Picture, useAttempt } from "./parts.js";
@@ -38,7 +38,7 @@ export function ShapeEditor({ camera, kind, shapes, onSave }) {
     return [within((event.clientX - box.left) / box.width), within((event.clientY - box.top) / box.height)];
   };
   const close = () => {
-    if (open.length < 3) return setSaid(`A ${noun} has three corners at least.`);
+    if (open.length < 3) return setSaid(`A ${noun} needs at least three corners.`);
     setDone([...done, open]);
     setOpen([]);
     setSaid(`${kind.nameOf(done.length)} is drawn; save to apply it.`);
@@ -79,7 +79,7 @@ export function ShapeEditor({ camera, kind, shapes, onSave }) {
     setSaid(done.length ? `${plural(done.length, noun)} saved.` : `Saved without ${noun}s.`);
   };
   return html`<div class="masks">
-    <p class="soft">${kind.says} Click corners on the picture, and the first corner again to close the shape. With the keyboard: arrows move the cross, Enter sets a corner, C closes the shape, Backspace takes a corner back.</p>
+    <p class="soft">${kind.says} Click corners on the picture, and the first corner again to close the shape. With the keyboard: arrows move the cross, Enter sets a corner, C closes the shape, Backspace removes the last corner.</p>
     <div class="mask-frame" ref=${frame}>
       <${Picture} camera=${camera} width=${640} />
       <svg class="mask-canvas" viewBox="0 0 1000 1000" preserveAspectRatio="none" tabindex="0" role="application" aria-label=${kind.label} aria-describedby=${`${noun}-said`}
@@ -99,7 +99,7 @@ export function ShapeEditor({ camera, kind, shapes, onSave }) {
         <path class="mask-cross" d=${`M${1000 * cross[0] - 24} ${1000 * cross[1]}h48M${1000 * cross[0]} ${1000 * cross[1] - 24}v48`} />
       </svg>
     </div>
-    <p id=${`${noun}-said`} class="soft" role="status">${said || (full ? `There are ${kind.most} ${noun}s already.` : "No corner is set yet.")}</p>
+    <p id=${`${noun}-said`} class="soft" role="status">${said || (full ? `The limit of ${kind.most} ${noun}s is reached.` : "No corner is set yet.")}</p>
     <div class="actions">
       <button type="button" class="button" disabled=${open.length < 3} onClick=${close}>Close the shape</button>
       <button type="button" class="button" disabled=${!open.length} onClick=${() => setOpen(open.slice(0, -1))}>Remove last corner</button>

@@ -1,4 +1,4 @@
-// A camera's newest scores as one small line: how high, and where the answer was yes.
+// A camera's newest scores as a small line chart that marks positive answers.
 import { html } from "./dom.js";
 
 const WIDTH = 100;

@@ -1,6 +1,6 @@
-// What the page knows: filled by the first lists and kept current by events. Everything in it has a bound.
-// Pages subscribe to topics ("cameras", "camera:NAME", "incidents", "history:NAME", "live", "me") and are told at most a
-// few times a second, never while the page is hidden.
+// The page's state: initialised from lists, kept current by events, bounded in size.
+// Pages subscribe to topics ("cameras", "camera:NAME", "incidents", "history:NAME", "live", "me") and are notified at
+// most a few times a second, never while the page is hidden.
 import { useEffect, useState } from "./dom.js";
 
 export const MAX_INCIDENTS = 1000;
@@ -59,7 +59,7 @@ export class Store {
     this.touch(topic);
   }
 
-  /** What events speak of from here on: it is newer than the lists that are being fetched. Ended with `untrack`. */
+  /** Set of keys touched by events from now on, which are newer than lists being fetched. End with `untrack`. */
   track() {
     const touched = new Set();
     this.trackers.add(touched);
@@ -74,7 +74,7 @@ export class Store {
     for (const touched of this.trackers) touched.add(key);
   }
 
-  /** Take whole lists over, save for what is `touched`; `incidents` null: nobody can say, and what is known stays. */
+  /** Replaces the lists except for `touched` keys; `incidents` null: unknown, keep the present ones. */
   takeAll(cameras, incidents, touched) {
     this.takeCameras(cameras, touched);
     if (incidents) this.takeOpen(incidents, touched);
@@ -96,11 +96,11 @@ export class Store {
     }
   }
 
-  /** The incidents that are open, all of them. */
+  /** Replaces the open incidents; `incidents` is the complete list. */
   takeOpen(incidents, touched) {
     const known = new Set(incidents.map((incident) => incident.id));
     for (const incident of this.incidents.values()) {
-      // What is not in the list of open ones any more has ended while nobody told us; pages that list it fetch it.
+      // Missing from the list: ended without an event reaching us. Pages that show it refetch it.
       if (incident.ended_s == null && !known.has(incident.id) && !touched.has(`incident:${incident.id}`)) {
         this.forgetIncident(incident);
       }
@@ -125,7 +125,7 @@ export class Store {
     this.touch("cameras", `camera:${name}`);
   }
 
-  /** One that was fetched: what events have told of it since then stays. */
+  /** Stores a fetched incident unless events have already brought a newer version. */
   fetchedIncident(incident) {
     if (!isOlder(incident, this.incidents.get(incident.id))) this.incident(incident);
   }
@@ -163,7 +163,7 @@ export class Store {
     return this.openByCamera.get(camera)?.values() ?? [];
   }
 
-  /** A question's newest score: `[end_unix_s, score, positive, gated]`, kept for cameras that somebody looks at. */
+  /** Appends a question's newest score, `[end_unix_s, score, positive, gated]`, for cameras whose history is loaded. */
   answer(camera, question, point) {
     const history = this.histories.get(camera);
     if (!history) return;
@@ -175,7 +175,7 @@ export class Store {
     this.touch(`history:${camera}`);
   }
 
-  /** Fetched history, with what events have added meanwhile. */
+  /** Stores a fetched history, merged with scores that events have added meanwhile. */
   history(camera, body) {
     const before = this.histories.get(camera);
     const scores = new Map(Object.entries(body.scores ?? {}).map(([id, points]) => [id, inOrder(points)]));
@@ -199,7 +199,7 @@ export class Store {
   }
 }
 
-/** Whether something that `known` has has not happened yet in `incident`: of each of these steps there is no way back. */
+/** Whether `incident` is an older version than `known`: lacks an irreversible step that `known` has taken. */
 export function isOlder(incident, known) {
   if (!known) return false;
   return incident.updated_s < known.updated_s
@@ -209,21 +209,21 @@ export function isOlder(incident, known) {
     || (incident.clip === "waiting" && known.clip !== "waiting");
 }
 
-/** A window that took longer to answer may come after the next one. */
+/** Sorted by time: a slow window may be answered after its successor. */
 function inOrder(points) {
   return points.toSorted((a, b) => a[0] - b[0]).slice(-MAX_POINTS);
 }
 
 export const store = new Store();
 
-/** Draws the component anew whenever one of the topics has changed. */
+/** Rerenders the component whenever one of the topics changes. */
 export function useTopics(...topics) {
   const [, redraw] = useState(0);
   const drawn = store.version;
   useEffect(() => {
     const callback = () => redraw((serial) => serial + 1);
     const ends = topics.map((topic) => store.subscribe(topic, callback));
-    // Something may have come between the drawing and this.
+    // The store may have changed between render and effect.
     if (store.version !== drawn) callback();
     return () => ends.forEach((end) => end());
   }, topics);

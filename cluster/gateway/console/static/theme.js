@@ -1,15 +1,15 @@
-// Dark or light: the system's choice until somebody makes one. Loaded before the page is drawn.
+// Dark or light: the system's preference until the user chooses. Loaded before the page is drawn.
 const KEY = "sightline-theme";
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let chosen = recall(KEY);
 let whenChanged = () => {};
 
-/** What `remember` was told, by this page or an earlier one (`where` "sessionStorage": of this tab); null if nothing. */
+/** The stored value of `key`, or null. `where` "sessionStorage": kept for this tab only. */
 export function recall(key, where = "localStorage") {
   try {
     return window[where].getItem(key);
   } catch {
-    // A browser that lets pages store nothing throws even here.
+    // With storage blocked, even access to it throws.
     return null;
   }
 }
@@ -18,13 +18,13 @@ export function remember(key, value, where = "localStorage") {
   try {
     window[where].setItem(key, value);
   } catch {
-    // Blocked or full: it holds until the page is left.
+    // Blocked or full: the value lasts until the page is left.
   }
 }
 
 export const theme = () => document.documentElement.dataset.theme;
 
-/** `callback` is called when it changes, whoever changed it. */
+/** `callback` is called when the user or the system changes the theme. */
 export function onTheme(callback) {
   whenChanged = callback;
 }

@@ -16,7 +16,7 @@ export function Tile({ camera, seen, reachable, onFocus }) {
     <div class="tile-picture">
       <${Picture} camera=${camera.name} />
       <div class="tile-badges">
-        ${incident && html`<${Badge} tone=${seen.tone}>${words(incident.subject)}${incident.acknowledged_by ? ", seen to" : ""}<//>`}
+        ${incident && html`<${Badge} tone=${seen.tone}>${words(incident.subject)}${incident.acknowledged_by ? ", acknowledged" : ""}<//>`}
         ${(!running || isSilent(camera)) && html`<${StateBadge} camera=${camera} />`}
         <${RungBadge} camera=${camera} />
       </div>

@@ -1,4 +1,4 @@
-// A day of one camera to scrub through: scores, incidents and their clips, what was missing, and at which quality.
+// One day of a camera: scores, incidents and their clips, outages, quality.
 import { cameraPath } from "./api.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { useFetched } from "./fetching.js";
@@ -18,7 +18,7 @@ const nextMinute = () => (Math.floor(now() / MINUTE) + 1) * MINUTE;
 export function Timeline({ name, incidents }) {
   const [back, setBack] = useState(0);
   const [question, setQuestion] = useState("");
-  // To the minute: the path is the name of what is fetched, and changes with it.
+  // Rounded to the minute: the path identifies the fetched data.
   const [end, setEnd] = useState(nextMinute);
   useEffect(() => {
     const period = setInterval(() => document.visibilityState === "visible" && setEnd(nextMinute()), MINUTE * 1000);
@@ -26,7 +26,7 @@ export function Timeline({ name, incidents }) {
   }, []);
   const newest = end - back * DAY_S;
   const fetched = useFetched(`${cameraPath(name)}/timeline?since_s=${newest - DAY_S}&until_s=${newest}`);
-  // Until the next one is there, the last one stays on the screen.
+  // Keep showing the previous data until the next is loaded.
   const drawn = useRef(null);
   if (fetched.data) drawn.current = { data: fetched.data, until: newest };
   const { error, reload } = fetched;
@@ -90,7 +90,7 @@ function Day({ name, since, until, question, bins, states, incidents }) {
 
 const incidentsAt = (incidents, at, until) => incidents.filter((each) => each.opened_s < at + MINUTE && (each.ended_s ?? until) >= at);
 
-/** What is known of one minute, in words. */
+/** One minute as text. */
 function readingOf({ at, until, question, bins, periods, incidents }) {
   const bin = bins.find(([time]) => time >= at && time < at + MINUTE);
   const period = periods.findLast((each) => each.from < at + MINUTE);

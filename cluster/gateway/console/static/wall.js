@@ -1,5 +1,5 @@
-// The wall: every camera as a tile, those that want a look in front. Only the rows on the screen are in the document, so
-// that five hundred cameras, or five thousand, cost the browser what fits on its screen.
+// The wall: one tile per camera, those that need attention first. Virtualised: only visible rows are in the document,
+// so that its cost does not depend on the number of cameras.
 import { attention, byName, isTrouble, matches, topAnswer } from "./attention.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./dom.js";
 import { count, plural } from "./format.js";
@@ -19,12 +19,12 @@ const READ_MS = 10_000;
 
 const FILTERS = [
   { id: "all", word: "All", test: () => true },
-  { id: "attention", word: "Want a look", test: (camera, seen) => seen.level >= 30 },
+  { id: "attention", word: "Needs attention", test: (camera, seen) => seen.level >= 30 },
   { id: "incident", word: "With an incident", test: (camera, seen) => Boolean(seen.incident) },
   { id: "trouble", word: "Not working", test: isTrouble },
   { id: "lowered", word: "Lower quality", test: (camera) => Boolean(camera.rung) && camera.rung !== "full" },
 ];
-// Highest first, then by name. Rounded, so that scores that waver do not shuffle the wall.
+// Highest first, then by name. Rounded, so that small score changes do not reorder the wall.
 const SORTS = {
   attention: { word: "Attention", key: ({ seen }) => Math.round(seen.level) },
   name: { word: "Name", key: () => 0 },
@@ -60,7 +60,7 @@ export function Wall() {
     <p class="unseen" role="status">${needle || filter !== "all" ? `${plural(shown.length, "camera")} shown` : ""}</p>
     ${shown.length > 0 && html`<${Grid} entries=${shown} least=${LEAST_WIDTH[density]} held=${held.current} />`}
     ${!all.length && html`<${NoCameras} />`}
-    ${all.length > 0 && !shown.length && html`<${Empty} title="No camera fits">Change the search, or show all cameras.<//>`}
+    ${all.length > 0 && !shown.length && html`<${Empty} title="No matching camera">Change the search, or show all cameras.<//>`}
   </div>`;
 }
 
@@ -82,7 +82,7 @@ function Toolbar({ search, setSearch, sort, setSort, kept, setKept, density, set
         onKeyDown=${(event) => event.key === "Escape" && (search ? setSearch("") : event.target.blur())} /></label>
     <${Choice} label="Sort" value=${sort} options=${Object.entries(SORTS).map(([id, { word }]) => [id, word])} onChange=${setSort} />
     <${Choice} label="Tiles" value=${density} options=${[["comfortable", "Large"], ["compact", "Small"]]} onChange=${setDensity} />
-    <label class="field switch" title="Lit: the patches that the model looked at. Dimmed: what the codec said had not changed.">
+    <label class="field switch" title="Lit: patches that the model sees. Dimmed: unchanged according to the codec.">
       <input type="checkbox" role="switch" checked=${kept} onChange=${(event) => setKept(event.target.checked)} />Kept patches</label>
   </div>`;
 }
@@ -122,14 +122,14 @@ function Grid({ entries, least, held }) {
     };
   }, [tileHeight, width > 0]);
   useLayoutEffect(() => {
-    // A task after the frame that shows the first tiles: `sightline bench console` reads when that was.
+    // Marked one task after the frame that paints the first tiles, for `sightline bench console`.
     if (width && !painted) requestAnimationFrame(() => setTimeout(() => performance.mark("wall-painted")));
     painted ||= width > 0;
   }, [width]);
 
   const hadFocus = grid.current?.contains(document.activeElement);
   useLayoutEffect(() => {
-    // A tile that changed its place in the document has lost it.
+    // Moving a tile in the document drops its focus.
     if (hadFocus && !grid.current.contains(document.activeElement)) grid.current.querySelector("[tabindex='0']")?.focus({ preventScroll: true });
   });
   const activeIndex = useMemo(() => entries.findIndex(({ camera }) => camera.name === active), [entries, active]);
@@ -156,11 +156,11 @@ function Grid({ entries, least, held }) {
   if (width) {
     const last = Math.min(entries.length, range.to * columns);
     for (let index = range.from * columns; index < last; index += 1) inRange.push(index);
-    // The focused tile stays, however far it is scrolled away: focus must not be lost.
+    // Keep the focused tile in the document however far it is scrolled away, so that focus is not lost.
     if (activeIndex >= 0 && !inRange.includes(activeIndex)) inRange.push(activeIndex);
   }
   const stop = activeIndex >= 0 ? activeIndex : (inRange[0] ?? 0);
-  // Not for as long as a pointer lies there: it may do so all night. What came meanwhile finds its place afterwards.
+  // For a limited time: a pointer may rest there all night. The order is updated afterwards.
   const hold = (ms) => () => {
     held.until = performance.now() + ms;
     clearTimeout(held.timer);
@@ -180,7 +180,7 @@ function Grid({ entries, least, held }) {
   </ul>`;
 }
 
-/** Sorted; while somebody reads the wall, tiles stay where they are and new ones come last. */
+/** Sorts the entries; while the wall is being read, tiles keep their places and new ones are appended. */
 function ordered(entries, sort, held, key) {
   const named = (a, b) => byName(a.camera, b.camera);
   if (held.key === key && performance.now() < held.until) {

@@ -1,4 +1,4 @@
-{{/* The configuration of both Serve applications: the user's, with what the chart decides laid over it. */}}
+{{/* Configuration of both Serve applications: the user's, overridden by the keys that the chart sets. */}}
 {{- define "sightline.configuration" -}}
 {{- $security := dict "internal_tls" dict -}}
 {{- $secrets := include "sightline.secrets" . | fromYaml -}}
@@ -49,14 +49,14 @@
 {{- if .Values.kvRedis.enabled -}}
 {{- $url := printf "://:${KV_REDIS_PASSWORD}@%s-kv-redis:6379/0" (include "sightline.fullname" .) -}}
 {{- $files := "/etc/sightline/internal-tls" -}}
-{{- /* The certificate is of all processes, and for a name of its own: the authority is what is checked. */ -}}
+{{- /* All processes share one certificate, whose name is not the Service's: check the CA, not the host name. */ -}}
 {{- $tls := printf "?ssl_ca_certs=%s/ca.crt&ssl_certfile=%s/tls.crt&ssl_keyfile=%s/tls.key&ssl_check_hostname=false" $files $files $files -}}
 {{- $_ := set $own "tiers" (dict "redis_url" (ternary (printf "rediss%s%s" $url $tls) (printf "redis%s" $url) (hasKey $secrets "internalTls"))) -}}
 {{- end -}}
 {{- toYaml (mergeOverwrite (deepCopy .Values.config | default (include "sightline.demo" . | fromYaml)) $own) -}}
 {{- end -}}
 
-{{/* Without a configuration: the bundled model on a clip of it, so that one sees something. */}}
+{{/* Default configuration: the bundled model on a demo clip, so that a bare install shows something. */}}
 {{- define "sightline.demo" -}}
 model: {name: demo, threads: 2}
 sampling: {anchor_interval_s: 4}
@@ -65,7 +65,7 @@ questions: [{id: intrusion, text: "Is someone inside the marked zone?", threshol
 cameras: [{name: entrance, source: "demo://gate", source_options: {loop: true, realtime: true}}]
 {{- end -}}
 
-{{/* What Ray Serve is told. A change restarts what reads it: the replicas, and with them the model, only if it is theirs. */}}
+{{/* serveConfigV2. A changed argument restarts its application, so "replicas" gets only the keys it reads. */}}
 {{- define "sightline.serve" -}}
 {{- $all := include "sightline.configuration" . | fromYaml -}}
 {{- $replicas := omit (deepCopy $all) "cameras" "questions" "sampling" "pruning" "window" "source" "alerts" "clips" "gateway" "kubernetes" -}}
@@ -85,6 +85,6 @@ applications:
     args:
       configuration:
         {{- toYaml $replicas | nindent 8 }}
-    # Not among the arguments, a change of which restarts all replicas.
+    # Not an argument: a changed argument restarts all replicas.
     deployments: [{name: replica, num_replicas: {{ $all.cluster.replicas }}}]
 {{- end -}}

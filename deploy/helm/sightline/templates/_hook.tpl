@@ -1,5 +1,5 @@
 {{/*
-A job of a hook of cluster.kubernetes.hooks that Helm runs, with rights that nothing has otherwise and that end with it:
+A Helm hook that runs cluster.kubernetes.hooks as a Job. Its Role exists only while the hook runs:
 (dict "root" $ "name" NAME "when" "post-upgrade" "rules" (list ...)).
 */}}
 {{- define "sightline.hook" -}}
@@ -29,7 +29,7 @@ subjects:
 {{- else }}
 spec:
   backoffLimit: 3
-  {{- /* The first pod with a new image, which its node pulls within this time. Helm itself waits for --timeout. */}}
+  {{- /* Leaves time to pull a new image, which this pod is the first to use. Helm itself waits for --timeout. */}}
   activeDeadlineSeconds: 3600
   template:
     metadata:
@@ -44,7 +44,7 @@ spec:
       securityContext:
         {{- include "sightline.podSecurity" (dict "root" $root "user" 10001) | nindent 8 }}
       {{- include "sightline.pullSecrets" $root | nindent 6 }}
-      {{- /* Where all nodes have taints, a pod that tolerates none would wait until its deadline, and Helm with it. */}}
+      {{- /* If all nodes are tainted, a pod without tolerations stays pending until its deadline and blocks Helm. */}}
       {{- include "sightline.nodes" $root.Values.control | nindent 6 }}
       containers:
         - name: {{ $job.name }}

@@ -1,7 +1,7 @@
 {{/*
-A pod of the Ray cluster: (dict "root" $ "component" "head|control|gateway|decoder|replica" "settings" .Values.X "gpus" 0).
-Ray starts the processes in it, so there is one container; its readiness is the node's, or of
-its gateway or its replicas where it has them.
+A pod of the Ray cluster: (dict "root" $ "component" "head|control|gateway|decoder|replica" "settings" .Values.X).
+It has one container, in which Ray starts the processes. The readiness probe checks the gateway or the replicas if the
+pod has them, otherwise the Ray node.
 */}}
 {{- define "sightline.pod" -}}
 {{- $root := .root -}}{{- $values := .root.Values -}}
@@ -12,7 +12,7 @@ its gateway or its replicas where it has them.
 {{- $redisTls := and (include "sightline.ownGcsRedis" $root) $secrets.internalTls (eq .component "head") -}}
 {{- $node := dict "path" "/api/healthz" "port" 52365 -}}
 metadata:
-  # No versions: a label that changes would ask for new pods.
+  # No version labels: a changed label would replace the pods.
   labels:
     {{- include "sightline.selector" $root | nindent 4 }}
     app.kubernetes.io/component: {{ .component }}
@@ -47,7 +47,7 @@ spec:
         {{- include "sightline.containerSecurity" $root | nindent 8 }}
       env:
         {{- $all := include "sightline.environment" (dict "root" $root "head" $redisTls "cache" (and $replica (include "sightline.modelCache" $root))) | fromYamlArray }}
-        {{- /* The API server takes no two of one name: the last counts, so that `env` may name another. */}}
+        {{- /* The API server rejects duplicate names: keep the last, so that `env` overrides the defaults. */}}
         {{- $names := list }}{{ $kept := list }}
         {{- range reverse $all }}
         {{- if not (has .name $names) }}
@@ -60,10 +60,10 @@ spec:
         - {name: gcs-server, containerPort: 6379}
         - {name: dashboard, containerPort: 8265}
         - {name: client, containerPort: 10001}
-        # KubeRay makes no Service without it; nothing listens there.
+        # KubeRay creates no Service without this port; nothing listens on it.
         - {name: serve, containerPort: 8000}
         {{- else if $gateway }}
-        # Whatever the Service has: a gateway that listened elsewhere than its pod says would be of no Service.
+        # Fixed, whatever ports the Service has: its targetPort refers to these names.
         - {name: grpc, containerPort: 50051}
         - {name: http, containerPort: 9464}
         {{- end }}
@@ -73,12 +73,12 @@ spec:
         {{- end }}
       readinessProbe:
         {{- if and $gateway $values.gateway.tls.clientCertificates }}
-        # The kubelet has no certificate to show.
+        # The kubelet has no client certificate.
         tcpSocket: {port: http}
         {{- else if $gateway }}
         httpGet: {path: /healthz, port: http, scheme: {{ ternary "HTTPS" "HTTP" (hasKey $secrets "tls") }}}
         {{- else if $replica }}
-        # Its replicas have loaded their models (actors/startup.py): a drain of nodes waits for that.
+        # Ready once its replicas have loaded their models (actors/startup.py), so that a node drain waits for them.
         exec: {command: [sh, -c, 'test "$(grep -c @sightline-replica- /proc/net/unix)" -ge {{ include "sightline.replicasPerPod" $root }}']}
         {{- else }}
         httpGet: {{- toYaml $node | nindent 10 }}
@@ -143,7 +143,7 @@ spec:
     {{- $claim := $values.control.persistence.existingClaim | default (printf "%s-data" (include "sightline.fullname" $root)) }}
     - {name: data, persistentVolumeClaim: {claimName: {{ $claim | quote }}}}
     {{- else }}
-    # Of gateways an audit log of its own, for whoever collects it.
+    # A gateway pod writes its own audit log here, for a log collector.
     - {name: data, emptyDir: {sizeLimit: {{ $values.control.persistence.size }}}}
     {{- end }}
     {{- with $secrets.tokens }}
@@ -175,23 +175,23 @@ spec:
     {{- end }}
 {{- end -}}
 
-{{/* Not empty: replicas fetch the model by its hub id. */}}
+{{/* Not empty: replicas download the model by its hub id. */}}
 {{- define "sightline.modelCache" -}}
 {{- $model := dig "model" "name" "" .Values.config -}}
 {{- if and (contains "/" $model) (not (hasPrefix "/" $model)) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Another for each access mode, which nobody can change of a claim. */}}
+{{/* One name per access mode: a claim's access mode is immutable. */}}
 {{- define "sightline.modelCacheClaim" -}}
 {{ include "sightline.fullname" . }}-model-cache-{{ lower .Values.models.cache.accessMode }}
 {{- end -}}
 
-{{/* Environment of every Sightline process. The RAY_ flags are those of actors/session.py. */}}
+{{/* Environment of all Sightline processes. The RAY_ flags match actors/session.py. */}}
 {{- define "sightline.environment" -}}
 {{- $root := .root -}}{{- $values := .root.Values -}}
 - {name: HF_HOME, value: {{ ternary "/var/cache/sightline" "/tmp" (not (empty .cache)) }}/huggingface}
 - {name: HOME, value: /tmp}
-# Processes write to the container's output, where the cluster's log collector finds it.
+# Processes log to the container's output, which the cluster's log collector reads.
 - {name: RAY_LOG_TO_STDERR, value: "1"}
 - {name: RAY_SERVE_ENABLE_DIRECT_INGRESS, value: "0"}
 - {name: RAY_SERVE_ENABLE_HA_PROXY, value: "0"}
@@ -217,7 +217,7 @@ spec:
   valueFrom: {secretKeyRef: {name: {{ .secretName | quote }}, key: {{ .key | quote }}}}
 {{- end }}
 {{- if .head }}
-# Ray's own, and those of the job with which KubeRay tidies up, which takes them over from the head.
+# For Ray, and for KubeRay's Redis cleanup job, which copies them from the head.
 - {name: RAY_REDIS_CA_CERT, value: /etc/sightline/internal-tls/ca.crt}
 - {name: RAY_REDIS_CLIENT_CERT, value: /etc/sightline/internal-tls/tls.crt}
 - {name: RAY_REDIS_CLIENT_KEY, value: /etc/sightline/internal-tls/tls.key}
