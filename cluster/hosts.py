@@ -118,7 +118,7 @@ def end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def hold_interrupts() -> Iterator[None]:
+def defer_interrupts() -> Iterator[None]:
     """Defer Ctrl-C to the end of the block: a pool interrupted while it starts cannot be shut down.
 
     Processes started in the block inherit the blocked SIGINT until :func:`start_pool_process`.

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from cluster.errors import ConfigError, NotReadyError
-from cluster.security.limits import AtOnce
+from cluster.security.limits import ConcurrencyLimit
 from cluster.types.cameras import DiscoveredCamera, DiscoveredStream, Discovery
 
 MOST_ADDRESSES = 1024
@@ -72,7 +72,7 @@ class NetworkSearch:
 
     def __init__(self, allowed: Sequence[Network], *, probe_port: int = PORT) -> None:
         self._allowed, self._port = allowed, probe_port
-        self._places = AtOnce(1, "a network is being searched already; try again in a moment")
+        self._places = ConcurrencyLimit(1, "a network is being searched already; try again in a moment")
 
     async def search(self, network: str, user: str = "", password: str = "") -> AsyncGenerator[Discovery, None]:
         """Yield progress, and cameras as they are found. Raises ``ConfigError``: see :func:`named_network`, or the

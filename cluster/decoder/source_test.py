@@ -13,7 +13,7 @@ from cluster.config.load import parse_camera
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.pipeline import CameraPipeline, make_source, pipeline_settings
 from cluster.errors import ConfigError, NotReadyError
-from cluster.security.limits import AtOnce
+from cluster.security.limits import ConcurrencyLimit
 from cluster.types import MICROSECONDS, BoolGrid, EncodedPacket, FrameSample, PatchGeometry, ShownPicture
 from cluster.types.cameras import SourceTest
 
@@ -154,7 +154,9 @@ class SourceTester:
 
     def __init__(self, config: SightlineConfig) -> None:
         self._config = config
-        self._places = AtOnce(MOST_AT_ONCE, f"{MOST_AT_ONCE} sources are being tested already; try again in a moment")
+        self._places = ConcurrencyLimit(
+            MOST_AT_ONCE, f"{MOST_AT_ONCE} sources are being tested already; try again in a moment"
+        )
         self.geometry: PatchGeometry | None = None
         """The model's patch geometry; None until a replica has reported it."""
 

@@ -15,7 +15,7 @@ from sightline.v1 import memory_pb2, memory_pb2_grpc
 from cluster import metrics
 from cluster.errors import ConfigError, NotReadyError, SightlineError
 from cluster.replica.ask_queue import Conversations
-from cluster.security.limits import AtOnce
+from cluster.security.limits import ConcurrencyLimit
 from cluster.types import MICROSECONDS, AskResult, AskSpec
 from cluster.wire.memory_wire import (
     AskOutcome,
@@ -96,7 +96,9 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         self._conversations = Conversations(limit=max(64, 2 * max_asks)) if conversations is None else conversations
         if max_asks >= self._conversations.limit:
             raise ValueError(f"{max_asks} questions at once need more than {self._conversations.limit} conversations")
-        self._places = AtOnce(max_asks, f"{max_asks} questions are being answered or wait already; ask again later")
+        self._places = ConcurrencyLimit(
+            max_asks, f"{max_asks} questions are being answered or wait already; ask again later"
+        )
         self._longest = max_new_tokens
         self._ask_s, self._call_s = ask_s, call_s
 
@@ -184,7 +186,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
             return ()
         return pictures
 
-    def _place(self) -> AtOnce:
+    def _place(self) -> ConcurrencyLimit:
         if self._places.full:
             metrics.asks.labels("refused").inc()
         return self._places

@@ -16,7 +16,7 @@ KEPT = 4096
 """Maximum principals whose rate is remembered; the least recent caller is evicted first."""
 
 
-class AtOnce:
+class ConcurrencyLimit:
     """Context manager that admits at most ``limit`` at once; raises ``CapacityError`` with ``refusal`` for more. For
     one event loop."""
 
@@ -67,7 +67,7 @@ class RateLimit:
             self._buckets[principal] = (left - cost, since)
 
 
-class SharedPlaces:
+class FairConcurrencyLimit:
     """At most ``most`` of ``what`` at once, and half of that per principal, so that no token locks others out. For one
     event loop."""
 

@@ -22,7 +22,7 @@ from cluster.decoder.footage.pictures import Picture, still
 from cluster.decoder.footage.ring import Recording
 from cluster.decoder.source_test import SourceTester
 from cluster.errors import NotReadyError, SourceError, UnavailableError
-from cluster.security.limits import AtOnce
+from cluster.security.limits import ConcurrencyLimit
 from cluster.wire.channel import ChannelPool
 from cluster.wire.convert import settings_from_json
 from cluster.wire.mapping import to_message
@@ -57,12 +57,14 @@ class Recorder:
         self._clips = ThreadPoolExecutor(1, "clips", initializer=_lower_thread_priority)
         self._live = ThreadPoolExecutor(1, "live")
         at_once = settings.at_once
-        self._asked = AtOnce(MOST_PICTURES, f"{MOST_PICTURES} pictures are being made already; ask again in a moment")
-        self._recording = AtOnce(at_once, f"{at_once} clips are being recorded already (clips.at_once)")
-        self._watching = AtOnce(
+        self._asked = ConcurrencyLimit(
+            MOST_PICTURES, f"{MOST_PICTURES} pictures are being made already; ask again in a moment"
+        )
+        self._recording = ConcurrencyLimit(at_once, f"{at_once} clips are being recorded already (clips.at_once)")
+        self._watching = ConcurrencyLimit(
             MOST_WATCHING, f"{MOST_WATCHING} live views of this decoder's cameras are open already; close one"
         )
-        self._reencoding = AtOnce(MOST_REENCODED, f"{MOST_REENCODED} clips are being re-encoded already")
+        self._reencoding = ConcurrencyLimit(MOST_REENCODED, f"{MOST_REENCODED} clips are being re-encoded already")
 
     def close(self) -> None:
         """Accept no more work; running work completes."""

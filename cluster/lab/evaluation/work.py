@@ -21,7 +21,7 @@ import torch
 import cluster
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
-from cluster.hosts import hold_interrupts, start_pool_process
+from cluster.hosts import defer_interrupts, start_pool_process
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
@@ -76,7 +76,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
             spawn = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self._jobs, spawn, initializer=_start, initargs=(self._spec, threads))
         try:
-            with hold_interrupts():
+            with defer_interrupts():
                 futures = {self._pool.submit(_work, work, task): task for task in tasks}
             for future in as_completed(futures):
                 yield futures[future], future.result()

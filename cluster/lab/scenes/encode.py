@@ -16,7 +16,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.hosts import hold_interrupts, start_pool_process
+from cluster.hosts import defer_interrupts, start_pool_process
 from cluster.lab.scenes.actors import CameraSettings, Scene
 from cluster.lab.scenes.render import SceneRenderer
 from cluster.lab.scenes.truth import SceneTruth, scene_truth, truth_path
@@ -173,7 +173,7 @@ def _encode_all(clips: Sequence[SceneClip], jobs: int) -> Generator[Path, None, 
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(clips)), context, initializer=start_pool_process) as pool:
         try:
-            with hold_interrupts():
+            with defer_interrupts():
                 futures = [pool.submit(clip.encode) for clip in clips]
             for future in as_completed(futures):
                 yield future.result()
