@@ -92,7 +92,7 @@ def test_certificates_are_for_their_hosts_and_signed_by_their_authority(tmp_path
         names = metrics.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         # Not for the processes' name: whoever has it is none of them (tests/wire/test_rpc_tls_inside.py).
         assert names.get_values_for_type(x509.DNSName) == ["prometheus"]
-    assert "end a year after their Secret was" in notes(None)
+    assert "expire one year after their Secret was" in notes(None)
 
 
 HOURS = re.compile(r"(\d+)h")
@@ -103,7 +103,7 @@ def test_cert_manager_renews_what_nobody_names(tmp_path) -> None:
     asked = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "Certificate")}
     assert asked.keys() == {f"sightline-{name}" for name in ("authority", "tls", "internal-tls", "metrics-tls")}
     assert {each["metadata"]["name"] for each in of_kind(objects, "Secret")} == set()
-    assert "end a year" not in notes("city")
+    assert "expire one year" not in notes("city")
     issuers = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "Issuer")}
     lifetimes = {}
     for name, spec in asked.items():
