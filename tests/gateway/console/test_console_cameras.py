@@ -373,6 +373,6 @@ def test_a_camera_that_is_found_is_put_on_the_list(open_page, gateway):
     page.get_by_label("User of the cameras").fill("viewer")
     page.get_by_label("Password of the cameras").fill("s:t")
     page.get_by_role("button", name="Search").click()
-    page.get_by_role("button", name="Put main").click()
+    page.get_by_role("button", name="Add main").click()
     check_axe(page)
     expect(page.locator("textarea")).to_have_value('name,source\nacme-dome-10-0-0-9,"rtsp://viewer:s%3At@10.0.0.9/a"\n')

@@ -149,7 +149,7 @@ def test_a_gateway_that_cannot_see_the_cameras_says_so(own, open_page):
     page.reload()
     expect(banner).to_have_text(said)
     # What goes on is known all the same.
-    expect(page.locator(".failure")).to_contain_text("tried again by itself: the controller does not answer")
+    expect(page.locator(".failure")).to_contain_text("retrying automatically: the controller does not answer")
     expect(page.locator(".nav-count")).to_be_visible()
     own.city.trouble = ""
     own.publish([])
