@@ -125,7 +125,7 @@ def fill(client: GatewayClient) -> None:
         except CapacityError as error:
             refusal = str(error)
             break
-    assert "not taken: the fleet is full" in refusal
+    assert "is refused: the fleet is full" in refusal
     assert "replicas too few" in refusal
 
 
