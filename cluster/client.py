@@ -198,7 +198,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         with closing(self._stream(call, lambda event: event, late)) as events:
             for event in events:
                 if event.WhichOneof("event") == "result":
-                    yield memory_wire.told_from_proto(event.result, camera)
+                    yield memory_wire.outcome_from_proto(event.result, camera)
                     return
                 yield event.piece
         raise UnavailableError(f"the gateway at {self.address} ended the answer without a result")

@@ -34,11 +34,11 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A kind of fault. ``about``: description; ``strike``: injects it, or raises ``SightlineError`` if there is no
+    """A kind of fault. ``about``: description; ``inject``: injects it, or raises ``SightlineError`` if there is no
     target; ``hold_s``: seconds until it is healed; ``only_own``: only for clusters started by the load test."""
 
     about: str
-    strike: Callable[[Stage], Injection]
+    inject: Callable[[Stage], Injection]
     hold_s: float = 0.0
     only_own: bool = True
 
@@ -55,29 +55,29 @@ async def inject(stage: Stage, name: str) -> FaultResult:
     await stage.refresh_processes()
     await stage.fleet.statuses()
     at_s = time.monotonic()
-    strike = fault.strike(stage)
+    injection = fault.inject(stage)
     try:
         await asyncio.sleep(fault.hold_s)
     finally:
-        strike.heal()
+        injection.heal()
     return FaultResult(
         name=name,
-        victim=strike.victim,
+        victim=injection.victim,
         at_s=at_s - stage.began_s,
-        struck=len(strike.cameras),
-        recovery_s=await _recovery(stage, strike, at_s) - at_s,
+        struck=len(injection.cameras),
+        recovery_s=await _recovery(stage, injection, at_s) - at_s,
         stride_s=stage.setup.stride_s,
     )
 
 
-async def _recovery(stage: Stage, strike: Injection, at_s: float) -> float:
+async def _recovery(stage: Stage, injection: Injection, at_s: float) -> float:
     """Monotonic time since when all affected cameras that have not left are on time; infinite if the patience runs out
     first, or if none is left."""
     stride_s = stage.setup.stride_s
     deadline_s = time.monotonic() + max(PATIENCE_S, PATIENCE_STRIDES * stride_s)
     while time.monotonic() < deadline_s:
         now_s = time.monotonic()
-        there = [camera for name, camera in stage.fleet.cameras.items() if name in strike.cameras]
+        there = [camera for name, camera in stage.fleet.cameras.items() if name in injection.cameras]
         moments = [camera.ledger.on_time_since(at_s, now_s) for camera in there]
         known = [moment for moment in moments if moment is not None]
         # Wait for a full stride, or a window in flight when the fault struck could be mistaken for recovery.

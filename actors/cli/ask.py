@@ -123,8 +123,8 @@ def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[st
         if not question:
             continue
         try:
-            told = shown.answer(question, client.ask(camera, question, conversation=conversation, **wanted))
-            conversation = told.conversation
+            outcome = shown.answer(question, client.ask(camera, question, conversation=conversation, **wanted))
+            conversation = outcome.conversation
         except KeyboardInterrupt:
             print("\nstopped")
         except (CapacityError, ConfigError, NotReadyError, UnavailableError) as error:
@@ -167,17 +167,17 @@ class Shown:
             _print_explanation(event)
         return event
 
-    def _remarks(self, question: str, told: AskOutcome) -> None:
+    def _remarks(self, question: str, outcome: AskOutcome) -> None:
         from cluster.types.cameras import answer_remark
 
         screen = console(stderr=True)
-        if told.result.degraded:
+        if outcome.result.degraded:
             screen.print("[yellow]part of the memory was unreachable; the answer may be incomplete[/]")
-        if remark := answer_remark(question, told.result.text):
+        if remark := answer_remark(question, outcome.result.text):
             screen.print(f"[yellow]{remark}[/]")
-        if (screen.is_terminal or self.explain) and told.conversation != self._conversation:
-            screen.print(f"[dim]conversation {told.conversation}[/]")
-            self._conversation = told.conversation
+        if (screen.is_terminal or self.explain) and outcome.conversation != self._conversation:
+            screen.print(f"[dim]conversation {outcome.conversation}[/]")
+            self._conversation = outcome.conversation
 
 
 def printable(text: str) -> str:
@@ -185,26 +185,26 @@ def printable(text: str) -> str:
     return "".join(letter for letter in text if letter.isprintable() or letter in "\n\t")
 
 
-def moment_lines(told: AskOutcome) -> list[tuple[str, str, str]]:
+def moment_lines(outcome: AskOutcome) -> list[tuple[str, str, str]]:
     """For each moment: time, duration and share of attention."""
     from cluster.types import MICROSECONDS
     from cluster.wire.memory_wire import ago_s
 
     return [
         (
-            f"{spoken(ago_s(told.result, moment))} ago",
+            f"{spoken(ago_s(outcome.result, moment))} ago",
             f"{spoken((moment.end - moment.start) / MICROSECONDS)} long",
             f"{100 * moment.weight:.0f} % of attention",
         )
-        for moment in told.result.moments
+        for moment in outcome.result.moments
     ]
 
 
-def cost_lines(told: AskOutcome) -> list[str]:
+def cost_lines(outcome: AskOutcome) -> list[str]:
     """Time span that the answer covers, and its cost."""
     from cluster.types import MICROSECONDS
 
-    result = told.result
+    result = outcome.result
     share = f" ({100 * result.tokens_read / result.tokens_held:.0f} %)" if result.tokens_held else ""
     return [
         f"looks back over {spoken((result.newest - result.oldest) / MICROSECONDS)}",
@@ -213,26 +213,26 @@ def cost_lines(told: AskOutcome) -> list[str]:
     ]
 
 
-def _print_explanation(told: AskOutcome) -> None:
+def _print_explanation(outcome: AskOutcome) -> None:
     from rich.table import Column, Table
 
     screen = console()
     table = Table.grid(*(Column(justify="right", no_wrap=True) for _ in range(3)), padding=(0, 3))
-    for line in moment_lines(told):
+    for line in moment_lines(outcome):
         table.add_row(*line)
-    if told.result.moments:
+    if outcome.result.moments:
         screen.print(table)
-    screen.print("\n".join(cost_lines(told)), markup=False)
+    screen.print("\n".join(cost_lines(outcome)), markup=False)
 
 
-def write_pictures(told: AskOutcome, folder: Path) -> list[str]:
+def write_pictures(outcome: AskOutcome, folder: Path) -> list[str]:
     """Write the available pictures; returns a path or ``""`` per moment, in the order of the moments. Raises
     ``SightlineError``: a file cannot be written."""
     from cluster.types import MICROSECONDS
 
     paths = []
-    for moment, picture in zip(told.result.moments, told.pictures, strict=True):
-        path = folder / f"{told.result.stream}-{moment.start / MICROSECONDS:.3f}s.jpg"
+    for moment, picture in zip(outcome.result.moments, outcome.pictures, strict=True):
+        path = folder / f"{outcome.result.stream}-{moment.start / MICROSECONDS:.3f}s.jpg"
         if picture:
             with writing(path):
                 path.write_bytes(picture)
@@ -240,14 +240,14 @@ def write_pictures(told: AskOutcome, folder: Path) -> list[str]:
     return paths
 
 
-def as_json(told: AskOutcome, files: list[str]) -> dict[str, Any]:
+def as_json(outcome: AskOutcome, files: list[str]) -> dict[str, Any]:
     """The result as JSON; ``files``: paths of the pictures, empty if none were requested."""
     from cluster.wire.memory_wire import ago_s
 
-    body = asdict(told.result)
-    body = {"camera": body.pop("stream"), **body, "conversation": told.conversation}
-    for number, (moment, entry) in enumerate(zip(told.result.moments, body["moments"], strict=True)):
-        entry["ago_s"] = ago_s(told.result, moment)
+    body = asdict(outcome.result)
+    body = {"camera": body.pop("stream"), **body, "conversation": outcome.conversation}
+    for number, (moment, entry) in enumerate(zip(outcome.result.moments, body["moments"], strict=True)):
+        entry["ago_s"] = ago_s(outcome.result, moment)
         if files:
             entry["picture"] = files[number]
     return body
@@ -270,9 +270,10 @@ def _show_all(
             print(clear, end="", file=sys.stderr, flush=True)
             if isinstance(event, CameraOutcome):
                 answers.append(event)
-                if event.told is not None and event.told.result.says_yes and not quiet:
+                if event.outcome is not None and event.outcome.result.says_yes and not quiet:
                     print(
-                        f"{event.camera}: {printable(event.told.result.text)} ({event.told.result.yes:.2f})", flush=True
+                        f"{event.camera}: {printable(event.outcome.result.text)} ({event.outcome.result.yes:.2f})",
+                        flush=True,
                     )
             else:
                 progress = event
@@ -293,13 +294,13 @@ def _show_all(
             return False
         raise UnavailableError("the gateway ended the answer without a result")
     files = {
-        each.camera: write_pictures(each.told, pictures)
+        each.camera: write_pictures(each.outcome, pictures)
         for each in answers
-        if each.told is not None and pictures is not None
+        if each.outcome is not None and pictures is not None
     }
     body = [
-        as_json(each.told, files.get(each.camera, [])) | {"incidents": list(each.incidents)}
-        if each.told is not None
+        as_json(each.outcome, files.get(each.camera, [])) | {"incidents": list(each.incidents)}
+        if each.outcome is not None
         else {"camera": each.camera, "error": each.error, "empty": each.empty}
         for each in answers
     ]

@@ -138,10 +138,10 @@ def city(
     )
     plan.check()
     with Progress(total=1.0) as shown:
-        told = StudyProgress(
+        progress = StudyProgress(
             lambda share: shown.show(shown.phase, share), shown.begin, lambda trial: shown.say(_trial_text(trial))
         )
-        found = study(plan, wanted, cameras=cameras is not None, replicas=counted, told=told)
+        found = study(plan, wanted, cameras=cameras is not None, replicas=counted, progress=progress)
     screen.print(report.verdict(found.result, wanted), markup=False)
     screen.print("\n".join(f"{name}: {value}" for name, value in report.facts(found.result)), markup=False)
     for table in report.tables(found.result):

@@ -433,7 +433,7 @@ class MemoryBank:
     def memory_reports(self) -> dict[str, MemoryReport]:
         """Reports of all streams, of released ones as of their release, with the tiers' current state. Callable from
         any thread."""
-        trouble = "; ".join(f"{name}: {state.trouble}" for name, state in self.tiers.states().items() if state.trouble)
+        trouble = self.tiers.trouble
         reports = {stream: released.report for stream, released in list(self._released.items())}
         reports |= {memory.stream: MemoryReport.of(memory) for memory in list(self._memories.values())}
         return {stream: replace(report, state=trouble) for stream, report in reports.items()}

@@ -24,8 +24,8 @@ from cluster.wire.memory_wire import (
     check_question,
     check_seconds,
     forgotten_to_proto,
+    outcome_to_proto,
     status_to_proto,
-    told_to_proto,
     turns_from_proto,
 )
 
@@ -161,7 +161,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         self, request: memory_pb2.AskRequest, context: Context, result: AskResult, conversation: str = ""
     ) -> None:
         pictures = await self._pictures(result) if request.with_pictures else ()
-        told = told_to_proto(AskOutcome(result, conversation, tuple(pictures)))
+        told = outcome_to_proto(AskOutcome(result, conversation, tuple(pictures)))
         await context.write(memory_pb2.AskEvent(result=told))
 
     async def _relay(self, ask: AskSpec, context: Context) -> AskResult:

@@ -41,11 +41,11 @@ class AskOutcome:
 
 @dataclass(frozen=True, slots=True)
 class CameraOutcome:
-    """One camera's answer to a question to all: ``told``, or None and an ``error``, unless the camera has no memory of
-    that time (``empty``). ``incidents``: for each moment, the id of the one whose clip shows it, or empty."""
+    """One camera's answer to a question to all: ``outcome``, or None and an ``error``, unless the camera has no memory
+    of that time (``empty``). ``incidents``: for each moment, the id of the one whose clip shows it, or empty."""
 
     camera: str
-    told: AskOutcome | None = None
+    outcome: AskOutcome | None = None
     error: str = ""
     incidents: tuple[str, ...] = ()
     empty: bool = False
@@ -82,10 +82,10 @@ def ranked(answers: Iterable[CameraOutcome]) -> list[RankedMoment]:
     """All moments, best first."""
     found = []
     for each in answers:
-        if each.told is None:
+        if each.outcome is None:
             continue
-        result = each.told.result
-        pictures = each.told.pictures or (b"",) * len(result.moments)
+        result = each.outcome.result
+        pictures = each.outcome.pictures or (b"",) * len(result.moments)
         for moment, incident, picture in zip(result.moments, each.incidents, pictures, strict=True):
             rank = result.yes * moment.weight
             ago = ago_s(result, moment)
@@ -98,8 +98,8 @@ def all_from_proto(message: memory_pb2.AskAllEvent) -> CameraOutcome | AskAllPro
     if message.WhichOneof("event") == "progress":
         return from_message(AskAllProgress, message.progress)
     answer = message.answer
-    told = told_from_proto(answer.result, answer.camera) if answer.HasField("result") else None
-    return CameraOutcome(answer.camera, told, answer.error, tuple(answer.incidents), answer.empty)
+    outcome = outcome_from_proto(answer.result, answer.camera) if answer.HasField("result") else None
+    return CameraOutcome(answer.camera, outcome, answer.error, tuple(answer.incidents), answer.empty)
 
 
 def ago_s(result: AskResult, moment: Moment) -> float:
@@ -180,19 +180,19 @@ def ask_from_proto(request: memory_pb2.AskRequest, longest: int, turns: Sequence
     )
 
 
-def told_to_proto(told: AskOutcome) -> memory_pb2.AskResult:
+def outcome_to_proto(outcome: AskOutcome) -> memory_pb2.AskResult:
     """Convert a result, omitting pictures that no longer fit ``MAX_PICTURES_BYTES``, those of the lightest moments.
     Raises ``ValueError``: there are pictures, but not one per moment."""
-    result, room, moments = told.result, MAX_PICTURES_BYTES, []
-    for moment, picture in zip(result.moments, told.pictures or [b""] * len(result.moments), strict=True):
+    result, room, moments = outcome.result, MAX_PICTURES_BYTES, []
+    for moment, picture in zip(result.moments, outcome.pictures or [b""] * len(result.moments), strict=True):
         kept = picture if len(picture) <= room else b""
         room -= len(kept)
         moments.append(to_message(memory_pb2.Moment, moment, ago_s=ago_s(result, moment), picture=kept))
-    return to_message(memory_pb2.AskResult, result, ("camera",), moments=moments, conversation=told.conversation)
+    return to_message(memory_pb2.AskResult, result, ("camera",), moments=moments, conversation=outcome.conversation)
 
 
-def told_from_proto(message: memory_pb2.AskResult, camera: str) -> AskOutcome:
-    """The inverse of :func:`told_to_proto`; the message does not name its camera."""
+def outcome_from_proto(message: memory_pb2.AskResult, camera: str) -> AskOutcome:
+    """The inverse of :func:`outcome_to_proto`; the message does not name its camera."""
     pictures = tuple(moment.picture for moment in message.moments)
     return AskOutcome(from_message(AskResult, message, stream=camera), message.conversation, pictures)
 

@@ -131,11 +131,11 @@ async def test_signing_in_counts_as_a_call():
             raise UnauthenticatedError("this token is not known here; ask for a new one")
         return ANN
 
-    door = RequestGuard(Guard(verify, rate=RateLimit(0.001, 3)), "127.0.0.1")
+    request_guard = RequestGuard(Guard(verify, rate=RateLimit(0.001, 3)), "127.0.0.1")
     for _ in range(3):
-        await door.begin_session(_request(), "sl_ann")
+        await request_guard.begin_session(_request(), "sl_ann")
     with pytest.raises(CapacityError, match="'ann' calls too often"):
-        await door.begin_session(_request(), "sl_ann")
+        await request_guard.begin_session(_request(), "sl_ann")
 
 
 async def test_made_up_sessions_are_not_ended():
@@ -149,12 +149,12 @@ async def test_made_up_sessions_are_not_ended():
             await super().end_session(session)
 
     store = Counting()
-    door = RequestGuard(Guard(lambda _: ANN), "127.0.0.1", CachedSessions(store))
+    request_guard = RequestGuard(Guard(lambda _: ANN), "127.0.0.1", CachedSessions(store))
     for number in range(100):
-        await door.end_session(_request(f"made-up-{number}"))
+        await request_guard.end_session(_request(f"made-up-{number}"))
     assert store.ended == 0
-    _, session = await door.begin_session(_request(), "sl_ann")
-    await door.end_session(_request(session))
+    _, session = await request_guard.begin_session(_request(), "sl_ann")
+    await request_guard.end_session(_request(session))
     assert store.ended == 1
 
 

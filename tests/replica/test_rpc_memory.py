@@ -21,10 +21,10 @@ from cluster.wire.memory_wire import (
     AskOutcome,
     ask_from_proto,
     check_question,
+    outcome_from_proto,
+    outcome_to_proto,
     status_from_proto,
     status_to_proto,
-    told_from_proto,
-    told_to_proto,
 )
 
 Code = grpc.StatusCode
@@ -83,7 +83,7 @@ async def test_pieces_then_one_result():
         )
         assert pieces == ["two ", "words"], "empty pieces are not sent"
         assert handler.asked == [AskSpec("gate", "What happened?", (), 90.5, 7)]
-        assert told_from_proto(told, "gate") == AskOutcome(
+        assert outcome_from_proto(told, "gate") == AskOutcome(
             result("two words"), told.conversation, (b"\xff\xd8one", b"")
         )
         assert [moment.ago_s for moment in told.moments] == [723.0, 10.0]
@@ -299,9 +299,9 @@ async def test_an_answer_without_pictures_is_better_than_none(jpegs):
 
 def test_pictures_that_do_not_fit_into_a_message_stay_away():
     large = bytes(MAX_PICTURES_BYTES - 10)
-    kept = told_to_proto(AskOutcome(result("x"), "id", (large, bytes(11)))).moments
+    kept = outcome_to_proto(AskOutcome(result("x"), "id", (large, bytes(11)))).moments
     assert [len(moment.picture) for moment in kept] == [len(large), 0]
-    kept = told_to_proto(AskOutcome(result("x"), "id", (bytes(MAX_PICTURES_BYTES + 1), bytes(11)))).moments
+    kept = outcome_to_proto(AskOutcome(result("x"), "id", (bytes(MAX_PICTURES_BYTES + 1), bytes(11)))).moments
     assert [len(moment.picture) for moment in kept] == [0, 11]
     assert [(moment.start, moment.end, moment.weight) for moment in kept] == [
         (m.start, m.end, m.weight) for m in MOMENTS

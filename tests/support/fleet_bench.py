@@ -117,7 +117,7 @@ def asked(address: str) -> tuple[float, float, int]:
     began_s = time.perf_counter()
     with GatewayClient(address) as client:
         for event in client.ask_all(QUESTION, deadline_s=300.0):
-            if isinstance(event, CameraOutcome) and event.told is not None:
+            if isinstance(event, CameraOutcome) and event.outcome is not None:
                 answered += 1
                 first_s = first_s or time.perf_counter() - began_s
     return first_s, time.perf_counter() - began_s, answered

@@ -19,7 +19,7 @@ from cluster.gateway.http import cameras, fleet, incidents, memory, openai, page
 from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.free_questions import FreeQuestions
 from cluster.gateway.http.live import Live
-from cluster.gateway.http.request_guard import COOKIE, DoorMiddleware, RequestGuard
+from cluster.gateway.http.request_guard import COOKIE, RequestGuard, RequestGuardMiddleware
 from cluster.gateway.http.routes import PING_S, STALL_S, Backend, Route, no_route, wrong_form
 from cluster.security.sessions import SessionStore
 
@@ -65,10 +65,10 @@ def make_application(
         redirect_slashes=False,
         exception_handlers={HTTPException: no_route, RequestValidationError: wrong_form},
     )
-    door, calls = RequestGuard(guard, host, sessions), InProcessCalls(services, guard)
-    application.add_middleware(DoorMiddleware, door=door)
+    request_guard, calls = RequestGuard(guard, host, sessions), InProcessCalls(services, guard)
+    application.add_middleware(RequestGuardMiddleware, request_guard=request_guard)
     application.state.backend = Backend(
-        door,
+        request_guard,
         calls,
         live,
         FreeQuestions(calls, max_asks),

@@ -111,7 +111,7 @@ async def _events(gateway: Backend, wanted: frozenset[str], request: Request) ->
         while (piece := await reader.take(gateway.ping_s)) is not None:
             if loop.time() - checked_s >= gateway.ping_s:
                 checked_s = loop.time()
-                if (still := await gateway.door.recheck(request, principal)) is None:
+                if (still := await gateway.request_guard.recheck(request, principal)) is None:
                     return
                 # Filters by the token's current permissions.
                 principal = still

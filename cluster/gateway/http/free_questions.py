@@ -13,7 +13,14 @@ from cluster.errors import SightlineError, UnavailableError
 from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.replies import Stream, jsonable
 from cluster.security.limits import FairConcurrencyLimit
-from cluster.wire.memory_wire import AskAllProgress, AskOutcome, CameraOutcome, ago_s, all_from_proto, told_from_proto
+from cluster.wire.memory_wire import (
+    AskAllProgress,
+    AskOutcome,
+    CameraOutcome,
+    ago_s,
+    all_from_proto,
+    outcome_from_proto,
+)
 from cluster.wire.status import sentence_of
 
 log = logging.getLogger(__name__)
@@ -38,7 +45,7 @@ class FreeQuestions:
             async with aclosing(self._calls.stream(ASK, request, timeout_s=timeout_s)) as events:
                 async for event in events:
                     if event.WhichOneof("event") == "result":
-                        yield told_from_proto(event.result, request.camera)
+                        yield outcome_from_proto(event.result, request.camera)
                         return
                     yield event.piece
             raise UnavailableError("the gateway ended the answer without a result")
@@ -80,13 +87,13 @@ def _line(body: dict[str, Any]) -> bytes:
     return json.dumps(body).encode() + b"\n"
 
 
-def result_body(told: AskOutcome) -> dict[str, Any]:
+def result_body(outcome: AskOutcome) -> dict[str, Any]:
     """A result as JSON, with pictures in base64."""
-    body: dict[str, Any] = jsonable(told.result)
+    body: dict[str, Any] = jsonable(outcome.result)
     body["camera"] = body.pop("stream")
-    body["conversation"] = told.conversation
-    for moment, entry, picture in zip(told.result.moments, body["moments"], told.pictures, strict=True):
-        entry["ago_s"] = ago_s(told.result, moment)
+    body["conversation"] = outcome.conversation
+    for moment, entry, picture in zip(outcome.result.moments, body["moments"], outcome.pictures, strict=True):
+        entry["ago_s"] = ago_s(outcome.result, moment)
         if picture:
             entry["picture"] = base64.b64encode(picture).decode()
     return body
@@ -94,9 +101,9 @@ def result_body(told: AskOutcome) -> dict[str, Any]:
 
 def answer_body(answer: CameraOutcome) -> dict[str, Any]:
     """One camera's answer to a question to all, as JSON: the result, with rank and incident of each moment."""
-    if answer.told is None:
+    if answer.outcome is None:
         return {"camera": answer.camera, "error": answer.error, "empty": answer.empty}
-    body = result_body(answer.told)
+    body = result_body(answer.outcome)
     for entry, incident in zip(body["moments"], answer.incidents, strict=True):
         entry |= {"rank": body["yes"] * entry["weight"], "incident": incident}
     return body

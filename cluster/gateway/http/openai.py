@@ -178,7 +178,7 @@ async def chat(request: Request, body: Chat, gateway: Gateway) -> Response:
     if body.model == FLEET:
         question, _ = conversation(body.messages)
         # The route admitted a question to one camera; this one costs more.
-        await gateway.door.admit(request, ASK_ALL)
+        await gateway.request_guard.admit(request, ASK_ALL)
         every = memory_pb2.AskAllRequest(text=question, since_s=body.since_s, max_new_tokens=min(most, longest))
         return await _reply(body, fleet_text(gateway.answering.ask_all(every)), 0)
     camera, limit = camera_of(body.model), min(most or longest, longest)
@@ -236,8 +236,8 @@ async def fleet_text(
                 progress = event
                 continue
             answers.append(event)
-            if event.told is not None and event.told.result.says_yes:
-                yield f"{event.camera}: {event.told.result.text} ({event.told.result.yes:.2f})\n"
+            if event.outcome is not None and event.outcome.result.says_yes:
+                yield f"{event.camera}: {event.outcome.result.text} ({event.outcome.result.yes:.2f})\n"
     for number, each in enumerate(ranked(answers)[:MOST_RANKED], start=1):
         yield f"{number}. {each.camera}, {each.ago_s:.0f} s ago, rank {each.rank:.2f}: {each.text}\n"
     empty = f"; {progress.empty} with no memory of that time" if progress.empty else ""
@@ -286,7 +286,9 @@ def _finish(end: End, limit: int) -> str:
 
 
 def _usage(end: End) -> dict[str, int]:
-    answers = [end] if isinstance(end, AskOutcome) else [each.told for each in end.answers if each.told is not None]
+    answers = (
+        [end] if isinstance(end, AskOutcome) else [each.outcome for each in end.answers if each.outcome is not None]
+    )
     asked = sum(each.result.prompt_tokens for each in answers)
     answered = sum(each.result.answer_tokens for each in answers)
     return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}

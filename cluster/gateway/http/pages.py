@@ -111,14 +111,14 @@ class Login(Body):
 @router.on("GET /v1/me", reply=Me, errors=(401,))
 async def me(request: Request, gateway: Gateway) -> Reply:
     """The principal of the request's token or session."""
-    return _me(gateway.door, await gateway.door.identify(request))
+    return _me(gateway.request_guard, await gateway.request_guard.identify(request))
 
 
 @router.on("POST /v1/session", reply=Me, errors=(401, 429))
 async def begin_session(request: Request, body: Login, gateway: Gateway) -> Reply:
     """Begin a browser session with a token; its cookie is valid for this browser only, for 12 hours."""
-    who, session = await gateway.door.begin_session(request, body.token.strip())
-    reply = _me(gateway.door, who)
+    who, session = await gateway.request_guard.begin_session(request, body.token.strip())
+    reply = _me(gateway.request_guard, who)
     if session:
         age_s = int(LIFETIME_S)
         reply.set_cookie(COOKIE, session, age_s, httponly=True, samesite="strict", secure=_secure(request))
@@ -131,16 +131,16 @@ async def end_session(request: Request, gateway: Gateway) -> Reply:
     reply = Reply({})
     reply.delete_cookie(COOKIE, httponly=True, samesite="strict")
     try:
-        await gateway.door.end_session(request)
+        await gateway.request_guard.end_session(request)
     except UnavailableError as error:
         # Delete the cookie anyway, so that the browser's next user is not signed in once the controller answers.
         raise HttpError(503, str(error), Set_Cookie=reply.headers["set-cookie"]) from None
     return reply
 
 
-def _me(door: RequestGuard, who: Principal) -> Reply:
+def _me(request_guard: RequestGuard, who: Principal) -> Reply:
     names = {"name": who.name, "roles": sorted(who.roles), "cameras": list(who.cameras)}
-    return Reply({**names, "authenticated": door.guard is not None})
+    return Reply({**names, "authenticated": request_guard.guard is not None})
 
 
 def _secure(request: Request) -> bool:
@@ -160,7 +160,7 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Sightline
 @router.on(f"GET {_PATH}", reply=SignInWays)
 async def ways(gateway: Gateway) -> Reply:
     """The available ways to sign in."""
-    guard = gateway.door.guard
+    guard = gateway.request_guard.guard
     provider = None if guard is None else guard.provider
     return Reply({"tokens": guard is not None and guard.tokens, "provider": "" if provider is None else provider.name})
 
@@ -199,7 +199,7 @@ async def finish_sign_in(
         # Limited only here, once per sign-in: behind a proxy all users share one address.
         provider.rate.acquire(peer_of(request))
         principal = await provider.redeem(code, attempt)
-        session = await gateway.door.keep_session(request, principal, provider.config.session)
+        session = await gateway.request_guard.keep_session(request, principal, provider.config.session)
     except SightlineError as failure:
         guard.note_sign_in(CALLBACK, None, failure, peer_of(request))
         reply: Response = _error_page(failure)
@@ -224,7 +224,7 @@ def _set_attempts(reply: Response, request: Request, attempts: Sequence[Attempt]
 
 
 def _guard_and_provider(gateway: Backend) -> tuple[Guard, OidcProvider]:
-    guard = gateway.door.guard
+    guard = gateway.request_guard.guard
     if guard is None or guard.provider is None:
         raise HttpError(404, "this gateway has no sign-in provider; use a token")
     return guard, guard.provider

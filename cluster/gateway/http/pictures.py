@@ -58,7 +58,7 @@ async def _watched(gateway: Backend, camera: str, request: Request) -> AsyncGene
         async for part in parts:
             if loop.time() - checked_s >= gateway.ping_s:
                 checked_s = loop.time()
-                if await gateway.door.recheck(request, principal, [camera]) is None:
+                if await gateway.request_guard.recheck(request, principal, [camera]) is None:
                     return
             yield part.data
 

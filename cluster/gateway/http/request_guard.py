@@ -146,11 +146,11 @@ class RequestGuard:
             raise HttpError(403, f"this gateway is not called {host!r}; use its address, or localhost")
 
 
-class DoorMiddleware:
+class RequestGuardMiddleware:
     """ASGI middleware: adds headers to every reply, turns errors into replies, and logs requests."""
 
-    def __init__(self, app: ASGIApp, door: RequestGuard) -> None:
-        self._app, self._door = app, door
+    def __init__(self, app: ASGIApp, request_guard: RequestGuard) -> None:
+        self._app, self._request_guard = app, request_guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -175,7 +175,7 @@ class DoorMiddleware:
             await send(message)
 
         try:
-            self._door.check_page(request)
+            self._request_guard.check_page(request)
             if request.headers.get("Expect", "100-continue").lower() != "100-continue":
                 # The value is not quoted: it may not be text.
                 raise HttpError(417, "the only supported Expect is 100-continue")

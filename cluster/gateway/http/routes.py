@@ -43,7 +43,7 @@ class Backend:
     * ``ping_s``: interval of pings to browsers; ``stall_s``: timeout of reading a request body
     """
 
-    door: RequestGuard
+    request_guard: RequestGuard
     calls: InProcessCalls
     live: Live
     answering: FreeQuestions
@@ -80,7 +80,7 @@ class Route(APIRoute):
 
         async def guarded(request: Request) -> Response:
             backend: Backend = request.app.state.backend
-            await backend.door.admit(request, self.rule)
+            await backend.request_guard.admit(request, self.rule)
             known = [each.alias for each in self.dependant.query_params]
             # Sign-in providers, OpenAI clients and scrapers add their own parameters.
             strict = self.rule != OPEN and not self.path.startswith((*OPENAI, "/metrics"))

@@ -52,7 +52,7 @@ class Search:
 
     plan: CityPlan
     objective: Objective
-    told: StudyProgress = StudyProgress()
+    progress: StudyProgress = StudyProgress()
     seconds: float = SEARCH_S
     trials: list[Trial] = field(default_factory=list)
 
@@ -82,12 +82,12 @@ class Search:
         bin_s = min(self.plan.timing.bin_s, SEARCH_BIN_S)
         timing = replace(self.plan.timing, seconds=self.plan.warmup_s + self.seconds, bin_s=bin_s)
         plan = with_pool(replace(self.plan, timing=timing, events=()), cameras=cameras, replicas=replicas)
-        found = simulate(plan, self.told.share)
+        found = simulate(plan, self.progress.share)
         figures = found.figures
         reached = {name: getattr(figures, name) for name in SHOWN}
         trial = Trial(cameras, found.replicas, self.objective.met(figures), **reached)
         self.trials.append(trial)
-        self.told.tried(trial)
+        self.progress.tried(trial)
         return found
 
     def _bisect(self, run: Callable[[int], CityResult], guess: int, *, fewer: bool) -> CityResult:
@@ -139,7 +139,7 @@ def _scaling_efficiency(many: CityResult, search: Search) -> tuple[float, list[T
         alone = Search(
             replace(one, seed=plan.seed + seed),
             search.objective,
-            StudyProgress(tried=search.told.tried),
+            StudyProgress(tried=search.progress.tried),
             search.seconds,
         )
         single.append(alone.most_cameras(many.cameras // many.replicas).cameras)
@@ -248,7 +248,7 @@ class Study:
 
 
 def study(
-    plan: CityPlan, objective: Objective, *, cameras: bool, replicas: bool, told: StudyProgress = StudyProgress()
+    plan: CityPlan, objective: Objective, *, cameras: bool, replicas: bool, progress: StudyProgress = StudyProgress()
 ) -> Study:
     """Simulate the plan, or search for the number that is not given. ``cameras``, ``replicas``: whether the plan's
     number is given. Raises ``ConfigError`` if neither is given or the plan cannot be simulated, ``SightlineError`` if a
@@ -258,13 +258,13 @@ def study(
     if plan.events and not cameras:
         raise ConfigError("events need a number of cameras: a search for the most cameras runs without events")
     if cameras and replicas:
-        told.begins(f"{plan.cameras:,} cameras")
-        result = simulate(plan, told.share)
+        progress.begins(f"{plan.cameras:,} cameras")
+        result = simulate(plan, progress.share)
         return Study(result, objective, _seconds(result))
-    search = Search(plan, objective, told)
-    told.begins("the fewest replicas" if cameras else "the most cameras")
+    search = Search(plan, objective, progress)
+    progress.begins("the fewest replicas" if cameras else "the most cameras")
     if cameras:
-        result = _simulate_full_run(plan, objective, search.least_replicas(), told)
+        result = _simulate_full_run(plan, objective, search.least_replicas(), progress)
         met = objective.met(result.figures)
         figures = ({"replicas_at_objective": float(result.replicas)} if met else {}) | _seconds(result)
         return Study(result, objective, figures, search.trials, fewer=True)
@@ -276,7 +276,7 @@ def study(
     } | _seconds(result)
     found = Study(result, objective, figures, search.trials)
     if len(plan.pools) == 1 and plan.replicas > 1:
-        told.begins("one replica alone")
+        progress.begins("one replica alone")
         figures["scaling_efficiency"], found.single = _scaling_efficiency(result, search)
     return found
 
@@ -286,15 +286,15 @@ def _seconds(result: CityResult) -> dict[str, float]:
     return {"simulate_s": result.simulate_s, "simulate_cpu_s": result.simulate_cpu_s}
 
 
-def _simulate_full_run(plan: CityPlan, objective: Objective, enough: int, told: StudyProgress) -> CityResult:
+def _simulate_full_run(plan: CityPlan, objective: Objective, enough: int, progress: StudyProgress) -> CityResult:
     """Simulate the full duration, of which a search tries only ten minutes without events; adds a few replicas while
     the objective is missed."""
     replicas = 0
     for more in range(TOP_UPS + 1):
         # Three percent of a small pool rounds to nothing.
         replicas = max(replicas + 1, math.ceil(enough * (1 + TOP_UP * more)))
-        told.begins(f"{plan.cameras:,} cameras on {replicas:,} replicas")
-        result = simulate(with_pool(plan, replicas=replicas), told.share)
+        progress.begins(f"{plan.cameras:,} cameras on {replicas:,} replicas")
+        result = simulate(with_pool(plan, replicas=replicas), progress.share)
         if objective.met(result.figures):
             break
     return result

@@ -219,7 +219,7 @@ class Pruning:
     """Pruning parameters of one sequence.
 
     * ``pruner``: none, replenish or codecsight; ``margin``: luma change, in grey levels, above which a cell is kept;
-      ``restate``: interval, in samples, at which the replenish pruner sends static foreground again, 0 for never
+      ``restate``: interval, in samples, at which the replenish pruner keeps standing foreground again, 0 for never
     * ``anchor``: frames between anchors, ``phase``: index of the first after frame 0
     * ``loss``: share of a pruned frame's kept tokens dropped at random
     """

@@ -84,7 +84,7 @@ def test_a_number_that_does_not_hold_is_no_figure():
     told = []
     bad = [f"{at}:kill:2" for at in range(50, 190, 20)] + [f"{at}:join:2" for at in range(55, 190, 20)]
     doomed = plan(cameras=12, events=tuple(map(parse_event, bad)))
-    never = study(doomed, OBJECTIVE, cameras=True, replicas=False, told=StudyProgress(begins=told.append))
+    never = study(doomed, OBJECTIVE, cameras=True, replicas=False, progress=StudyProgress(begins=told.append))
     assert "replicas_at_objective" not in never.figures
     assert told[1:] == [f"12 cameras on {count} replicas" for count in range(2, 8)], "each a larger pool"
 
@@ -104,7 +104,7 @@ def test_the_fewest_of_several_kinds_is_no_question():
 
 def test_a_study_of_both_numbers_simulates_them():
     begun = []
-    found = study(plan(12, 2), OBJECTIVE, cameras=True, replicas=True, told=StudyProgress(begins=begun.append))
+    found = study(plan(12, 2), OBJECTIVE, cameras=True, replicas=True, progress=StudyProgress(begins=begun.append))
     assert found.as_json()["cameras"] == 12
     assert found.as_json()["met"] is True
     assert found.as_json()["balance"]["missing"] == 0
