@@ -49,10 +49,9 @@ OIDC        := .tools/oidc/node_modules/oidc-provider/package.json
 # because the suite starts Python a few hundred times.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
-# The suites run one after the other: on two cores, a tenth of the cluster tests timed out beside the main suite.
-MAIN    := $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not cluster"
-CLUSTER := $(TEST_ENV) $(BIN)/python -m pytest -m "cluster and not long" $$(grep -rl --include='test_*.py' 'mark\.cluster' tests)
-VLLM    := $(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/engine/vllm -n 2 --dist loadscope
+# Three processes on two cores: tests of clusters, which one process runs (tests/conftest.py), mostly wait.
+MAIN := $(TEST_ENV) $(BIN)/python -m pytest -n 3 --dist loadscope -m "not long"
+VLLM := $(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/engine/vllm -n 2 --dist loadscope
 
 # $(call run,SUITE,COMMAND), and $(call rerun,SUITE,COMMAND) for `make test-failed`
 CACHE := .pytest_cache
@@ -66,7 +65,7 @@ define rerun
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-failed test-vllm suite-main suite-cluster lint format bench protos schema api-docs lock system-packages clean
+.PHONY: help setup setup-vllm demo test test-failed test-vllm suite-main lint format bench protos schema api-docs lock system-packages clean
 
 help: ## list the targets
 	@echo "Sightline: vision-language models on many cameras. Targets:"
@@ -103,10 +102,9 @@ demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## run four synthetic came
 	@$(DEMO_BIN)/sightline demo $(if $(filter-out native,$(ENGINE)),--engine $(ENGINE)) $(ARGS)
 
 test: setup setup-vllm system-packages $(HELM) $(OIDC) ## run all tests except those marked long
-	@$(MAKE) --no-print-directory --jobs=1 --keep-going test-vllm suite-main suite-cluster
+	@$(MAKE) --no-print-directory --jobs=1 --keep-going test-vllm suite-main
 
 test-failed: ## rerun the failures of `make test`, one test at a time
-	$(call rerun,cluster,$(CLUSTER))
 	$(call rerun,main,$(MAIN))
 	$(call rerun,vllm,$(VLLM))
 
@@ -115,9 +113,6 @@ test-vllm: setup-vllm system-packages ## run the tests that need vLLM (CPU build
 
 suite-main:
 	$(call run,main,$(MAIN))
-
-suite-cluster:
-	$(call run,cluster,$(CLUSTER))
 
 lint: setup ## check style, formatting and types
 	$(BIN)/ruff check .
