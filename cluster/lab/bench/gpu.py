@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -121,13 +122,10 @@ def _measured(args: argparse.Namespace) -> BenchResult:
 def _measure_scenarios(model: str, layers: int, device: torch.device) -> BenchResult:
     """Run the dry run's scenarios on a real device."""
     rows = []
-    Rig.device = device
-    try:
+    with mock.patch.object(Rig, "device", device):
         for name, scenario in SCENARIOS.items():
             gpu_measure.release_memory(device)
             rows.append(_tried(model, layers, name, scenario))
-    finally:
-        Rig.device = None
     return BenchResult({"device_faults": float(sum(bool(row["fault"]) for row in rows))}, rows)
 
 
