@@ -192,10 +192,6 @@ def _drive_scenario(**spec: Any) -> Callable[[str, int], None]:
     return lambda shape, layers: Rig.of(shape, layers).drive(**spec)
 
 
-def _policy_scenario(name: str) -> Callable[[str, int], None]:
-    return _drive_scenario(refresh=name, refresh_budget=0.3 if refresh_policies.get(name).budgeted else None)
-
-
 def _explain_captured(shape: str, layers: int) -> None:
     """Three explanations at a time from CUDA graphs, whose capture allows no host reads or uploads; skipped on a CPU.
     Raises ``RuntimeError`` if a step was not replayed."""
@@ -297,7 +293,12 @@ def _host_memory(shape: str, layers: int) -> None:
 
 
 SCENARIOS: dict[str, Callable[[str, int], Any]] = {
-    **{f"refresh {name}": _policy_scenario(name) for name in refresh_policies},
+    **{
+        f"refresh {name}": _drive_scenario(
+            refresh=name, refresh_budget=0.3 if refresh_policies.get(name).budgeted else None
+        )
+        for name in refresh_policies
+    },
     "gate": _drive_scenario(still=True, static_gate=True),
     "explain": _drive_scenario(questions=(replace(QUESTION, id="why", explain=True), QUESTION)),
     "explain, captured": _explain_captured,
