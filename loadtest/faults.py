@@ -66,14 +66,14 @@ async def inject(stage: Stage, name: str) -> FaultResult:
         at_s=at_s - stage.began_s,
         struck=len(injection.cameras),
         recovery_s=await _recovery(stage, injection, at_s) - at_s,
-        stride_s=stage.setup.stride_s,
+        stride_s=stage.stride_s,
     )
 
 
 async def _recovery(stage: Stage, injection: Injection, at_s: float) -> float:
     """Monotonic time since when all affected cameras that have not left are on time; infinite if the patience runs out
     first, or if none is left."""
-    stride_s = stage.setup.stride_s
+    stride_s = stage.stride_s
     deadline_s = time.monotonic() + max(PATIENCE_S, PATIENCE_STRIDES * stride_s)
     while time.monotonic() < deadline_s:
         now_s = time.monotonic()

@@ -13,18 +13,17 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from cluster.client import GatewayClient
-from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError, UnknownCameraError
 from cluster.lab.bench.window_accounting import Account, CameraWindows, Slot, account
-from cluster.types import Answer, CameraStatus, EncodedPacket, Question
+from cluster.types import Answer, CameraStatus, Question
 from cluster.wire.push import PushStatus
 from loadtest.agent import FedAgent
 from loadtest.footage import Footage
 from loadtest.profile import CameraScript, Due, Profile, packets, script
-from loadtest.rtsp import RtspCameras
+from loadtest.rtsp import RtspCameras, RtspLine
 from loadtest.target import Target
 
 TICK_S = 0.01
@@ -89,41 +88,14 @@ CONNECT_S = 0.5
 """Seconds between the last camera's start and the first packet, for it to connect."""
 
 
-@dataclass(frozen=True, slots=True)
-class CameraSetup:
-    """Configuration of every camera: ``settings`` as in the configuration's ``cameras`` entries."""
-
-    questions: tuple[Question, ...]
-    settings: Mapping[str, Any]
-    stride_s: float
-
-
 QUESTION = Question("person", "Is there a person in the scene?")
 """Default question, if the configuration has none."""
 
+SECTIONS = ("sampling", "pruning", "window", "memory")
+"""Sections of the configuration that every camera gets as its own, so that a running cluster's do not matter."""
 
-def camera_setup(config: SightlineConfig) -> CameraSetup:
-    """Camera setup that reproduces a configuration's sections in any running cluster, whatever that is configured
-    with."""
-    sections = ("sampling", "pruning", "window", "memory")
-    settings = {name: getattr(config, name).model_dump(mode="json") for name in sections}
-    questions = tuple(question.question() for question in config.questions) or (QUESTION,)
-    return CameraSetup(questions, settings, config.window.stride_s)
-
-
-class Line(Protocol):
-    """A camera's connection to the cluster: :class:`FedAgent` pushes, :class:`RtspLine` is pulled from."""
-
-    @property
-    def status(self) -> PushStatus: ...
-
-    async def run(self) -> object:
-        """Run until cancelled; raises ``SightlineError`` if the cluster rejects the camera permanently."""
-        ...
-
-    def deliver(self, packet: EncodedPacket) -> None: ...
-    def lose(self) -> None: ...
-    def cut(self) -> None: ...
+Line = FedAgent | RtspLine
+"""A camera's connection to the cluster: :class:`FedAgent` pushes, :class:`RtspLine` is pulled from."""
 
 
 @dataclass(slots=True, eq=False)
@@ -201,7 +173,9 @@ class Fleet:
         self._rtsp = rtsp
         self._target = target
         self.profile = profile
-        self.setup = camera_setup(target.config)
+        self.stride_s = target.config.window.stride_s
+        self.questions = tuple(question.question() for question in target.config.questions) or (QUESTION,)
+        self._settings = {name: getattr(target.config, name).model_dump(mode="json") for name in SECTIONS}
         self.cameras: dict[str, Camera] = {}
         self._all: dict[str, Camera] = {}
         # Names that the cluster may know.
@@ -238,10 +212,10 @@ class Fleet:
                 raise error
         begin_s = self._next_stride(time.monotonic() + ramp_s + CONNECT_S)
         for number, each in enumerate(scripts):
-            self._start(each, begin_s + each.phase * self.setup.stride_s)
+            self._start(each, begin_s + each.phase * self.stride_s)
             if ramp_s:
                 await asyncio.sleep(ramp_s / len(scripts) if number + 1 < len(scripts) else 0)
-        return begin_s + max(each.phase for each in scripts) * self.setup.stride_s
+        return begin_s + max(each.phase for each in scripts) * self.stride_s
 
     async def shrink(self, count: int) -> None:
         """Remove the newest cameras until there are ``count``."""
@@ -257,7 +231,7 @@ class Fleet:
 
     async def _leave(self, camera: Camera) -> None:
         # Windows that are due only close with the video after them.
-        await asyncio.sleep(min(CLOSE_S, self.setup.stride_s))
+        await asyncio.sleep(min(CLOSE_S, self.stride_s))
         await self._stop(camera)
         await self._drain(camera)
         await self._deregister(camera.name)
@@ -269,13 +243,13 @@ class Fleet:
 
     async def _drain(self, camera: Camera) -> None:
         """Wait, within a limit, until the cluster has answered or counted all windows of the camera."""
-        deadline_s = time.monotonic() + max(LEAVE_S, LEAVE_STRIDES * self.setup.stride_s)
+        deadline_s = time.monotonic() + max(LEAVE_S, LEAVE_STRIDES * self.stride_s)
         while True:
             camera.record_status(await self._call(self._client.camera_get, camera.name))
             slots = camera.ledger.slots(camera.ledger.until_s)
             if not camera.account(slots, listened=False).silent or time.monotonic() >= deadline_s:
                 return
-            await asyncio.sleep(self.setup.stride_s / 4)
+            await asyncio.sleep(self.stride_s / 4)
 
     async def replace_one(self) -> None:
         """Replace a random camera by a new one."""
@@ -340,17 +314,17 @@ class Fleet:
     def _next_stride(self, after_s: float) -> float:
         if self._origin_s is None:
             self._origin_s = after_s
-        return self._origin_s + math.ceil((after_s - self._origin_s) / self.setup.stride_s) * self.setup.stride_s
+        return self._origin_s + math.ceil((after_s - self._origin_s) / self.stride_s) * self.stride_s
 
     async def _register(self, camera: CameraScript) -> None:
         source = "" if self._rtsp is None else self._rtsp.url(camera.name)
         self._registered.add(camera.name)
         # Forced past admission control: finding the limit takes more cameras than the cluster would admit.
-        add = partial(self._client.camera_add, settings=dict(self.setup.settings), force=True)
-        await self._call(add, camera.name, source, self.setup.questions)
+        add = partial(self._client.camera_add, settings=self._settings, force=True)
+        await self._call(add, camera.name, source, self.questions)
 
     def _start(self, camera: CameraScript, begin_s: float) -> None:
-        ledger = CameraWindows(camera.name, begin_s, self.setup.stride_s)
+        ledger = CameraWindows(camera.name, begin_s, self.stride_s)
         added = Camera(camera, ledger, self._connect(ledger))
         self.cameras[camera.name] = self._all[camera.name] = added
         added.task = asyncio.create_task(self._run_camera(added), name=camera.name)

@@ -63,7 +63,7 @@ def kind_at(profile: Profile, rank: float, at_s: float) -> str:
         others = shares[1:] / rest if rest else np.full(len(shares) - 1, 1 / max(1, len(shares) - 1))
         shares = np.concatenate(([light], (1 - light) * others)) if len(shares) > 1 else shares
     place = int(np.searchsorted(np.cumsum(shares), rank, side="right"))
-    return profile.kinds[min(place, len(shares) - 1)]
+    return list(profile.mix)[min(place, len(shares) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +166,6 @@ class Profile(Section):
         if any(not math.isfinite(share) or share < 0 for share in mix.values()) or sum(mix.values()) <= 0:
             raise ValueError("shares must be non-negative numbers, not all 0")
         return mix
-
-    @property
-    def kinds(self) -> list[str]:
-        """Names of footage, in the order of the mix."""
-        return list(self.mix)
 
 
 PROFILES = ShippedFiles("load profile", Path(__file__).parent / "profiles", Profile)

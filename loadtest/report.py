@@ -71,8 +71,8 @@ def run_figures(result: RunResult) -> dict[str, float]:
     figures = {
         "streams": float(found.streams),
         "stable": float(found.verdict.stable),
-        "silent_losses": float(result.silent),
-        "counted_twice": float(result.extra),
+        "silent_losses": float(result.whole.silent),
+        "counted_twice": float(result.whole.extra),
         "answered_share": found.answered_share,
         "lag_p50_s": found.lag.p50,
         "lag_p95_s": found.lag.p95,
@@ -154,10 +154,10 @@ def verdict_text(found: RunResult) -> tuple[str, bool]:
     verdict, measured = found.measurement.verdict, found.measurement
     if not verdict.stable:
         return f"{measured.streams} streams were too many: {'; '.join(verdict.reasons)}.", False
-    if found.silent:
-        return f"{found.silent} windows were neither answered nor counted during faults.", False
-    if found.extra:
-        return f"{found.extra} windows were counted that were never due during faults.", False
+    if found.whole.silent:
+        return f"{found.whole.silent} windows were neither answered nor counted during faults.", False
+    if found.whole.extra:
+        return f"{found.whole.extra} windows were counted that were never due during faults.", False
     if found.during is not None and (failures := found.during.failures):
         return f"{len(failures)} cameras failed during faults, the first: {failures[0]}.", False
     if never := [each.name for each in found.faults if math.isinf(each.recovery_s)]:
@@ -196,7 +196,7 @@ def run_tables(found: RunResult) -> list[Table]:
     """All tables of a test."""
     measured = found.measurement
     shown = [_faults_table(found.faults)] if found.faults else []
-    shown += [_times_table(measured), _windows_table(found.during or measured)]
+    shown += [_times_table(measured), _windows_table(found.whole)]
     if measured.rungs:
         rungs = [(rung, f"{100 * share:.1f} %") for rung, share in measured.rungs.items()]
         shown.append(Table("Quality ladder", ("rung", "share of the cameras"), rungs))

@@ -34,14 +34,9 @@ class RunResult:
     city: Mapping[str, Any] | None = None
 
     @property
-    def silent(self) -> int:
-        """Windows neither answered nor counted, over the whole test."""
-        return (self.during or self.measurement).silent
-
-    @property
-    def extra(self) -> int:
-        """Windows that were counted but never due, over the whole test."""
-        return (self.during or self.measurement).extra
+    def whole(self) -> Measurement:
+        """The last measurement, whose windows are those of the whole test."""
+        return self.during or self.measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +107,7 @@ async def run_search(
         verdict = measurement.verdict
         note = verdict.reasons[0] if verdict.reasons else ""
         result = Try(wanted.streams, verdict.stable, wanted.phase, fresh, verdict.limit, note)
-        search.record(result)
+        search.tries.append(result)
         save()
         found.append((result, measurement))
         on_result(result, measurement)
@@ -149,7 +144,7 @@ def city(stage: Stage, found: Measurement) -> dict[str, Any]:
     the cost model, and the measured results to compare with."""
     from cluster.models.loading import load_shape
 
-    config, profile, questions = stage.target.config, stage.profile, stage.setup.questions
+    config, profile, questions = stage.target.config, stage.profile, stage.fleet.questions
     shape = load_shape(config.model.name)
     temporal = shape.geometry.temporal
     query_tokens = round(sum(len(shape.question_ids(each.text)) for each in questions) / len(questions))

@@ -73,9 +73,6 @@ class Search:
             return Wanted(low, "fine", fresh=True) if low else None
         return self._fine(last)
 
-    def record(self, result: Try) -> None:
-        self.tries.append(result)
-
     @property
     def stable(self) -> int:
         """Maximum stable number of streams: of the fine phase if it has begun, else of the coarse phase; 0 for none."""

@@ -40,7 +40,7 @@ class Stage:
 
     def __init__(self, target: Target, fleet: Fleet, on_tick: Callable[[Tick], None]) -> None:
         self.target, self.fleet = target, fleet
-        self.profile, self.setup = fleet.profile, fleet.setup
+        self.profile, self.stride_s = fleet.profile, fleet.stride_s
         self.listener = Listener(target.gateway, self._saw, credentials=target.credentials)
         self.ticks: list[Tick] = []
         self.began_s = time.monotonic()
@@ -59,7 +59,7 @@ class Stage:
         begun_s = await self.fleet.grow(streams)
         warmup_s = self.profile.warmup_s
         if warmup_s is None:
-            warmup_s = self.target.config.window.length_s + self.setup.stride_s
+            warmup_s = self.target.config.window.length_s + self.stride_s
         await asyncio.sleep(max(0.0, begun_s - time.monotonic()) + warmup_s)
 
     async def measure(self, seconds: float) -> Measurement:
@@ -78,7 +78,7 @@ class Stage:
         """Conclude the measurement from ``mark`` until now, after waiting for due windows (:meth:`settle`)."""
         until_s, sent, late = time.monotonic(), self.fleet.sent().minus(mark.sent), sorted(self._late)
         await self.settle(until_s)
-        from_s, began_s, stride_s = mark.at_s, self.began_s, self.setup.stride_s
+        from_s, began_s, stride_s = mark.at_s, self.began_s, self.stride_s
         cameras = self.fleet.everyone()
         every = [camera.ledger.slots(until_s) for camera in cameras]
         accounts = self._accounts(until_s)
@@ -128,14 +128,14 @@ class Stage:
         """Wait until every window due by ``until_s`` is answered, counted, or in flight for no longer than the slowest
         answer took; at most two strides and two heartbeats."""
         heartbeat_s = self.target.config.cluster.heartbeat_s
-        deadline_s = until_s + SETTLE_STRIDES * self.setup.stride_s + 2 * heartbeat_s
+        deadline_s = until_s + SETTLE_STRIDES * self.stride_s + 2 * heartbeat_s
         while True:
             # Try again if the gateway is restarting.
             with contextlib.suppress(UnavailableError):
                 await self.fleet.statuses()
             if time.monotonic() >= deadline_s or not any(each.silent for each in self._accounts(until_s)):
                 return
-            await asyncio.sleep(min(0.5, self.setup.stride_s / 4))
+            await asyncio.sleep(min(0.5, self.stride_s / 4))
 
     def _accounts(self, until_s: float) -> list[Account]:
         """Accounts of every camera's windows due by ``until_s``, in the order of :meth:`Fleet.everyone`.
@@ -143,7 +143,7 @@ class Stage:
         A window may be in flight for two strides longer than the slowest answer took, since lags may grow. If the
         cluster keeps up none may, as :meth:`settle` waits for its last answers.
         """
-        stride_s, slowest_s = self.setup.stride_s, self._slowest_s
+        stride_s, slowest_s = self.stride_s, self._slowest_s
         patience_s = slowest_s + SETTLE_STRIDES * stride_s if slowest_s > stride_s else 0.0
         listened, since_s = self.listener.complete, until_s - patience_s
         return [

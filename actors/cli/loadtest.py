@@ -239,7 +239,7 @@ def _footage(profile: Profile, progress: _LoadProgress) -> dict[str, Footage]:
     from loadtest.footage import gather
 
     progress.begin("making footage")
-    return gather(profile.kinds, fps=profile.fps, size=(profile.width, profile.height), crf=profile.crf)
+    return gather(list(profile.mix), fps=profile.fps, size=(profile.width, profile.height), crf=profile.crf)
 
 
 @contextlib.contextmanager

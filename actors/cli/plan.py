@@ -106,7 +106,7 @@ def city(
     check_json_target(json_to)
     if out is not None:
         check_writable(out.parent)
-    rungs, ladder_name = parse_ladder(ladder)
+    rungs = parse_ladder(ladder)
     if against is not None:
         if cameras or gpus or event or out:
             raise ConfigError(
@@ -127,7 +127,7 @@ def city(
         mix=MIXES.load(mix),
         mix_name=mix,
         ladder=rungs,
-        ladder_name=ladder_name,
+        ladder_name=ladder,
         timing=Timing(3600 * hours, tick_s=heartbeat, bin_s=max(10.0, 60 * hours)),
         warmup_s=warmup,
         hour=start,
@@ -155,7 +155,7 @@ def city(
     print_json(json_to, found.as_json())
 
 
-def _compare(screen: Console, path: Path, ladder: Ladder | None, seed: int) -> dict[str, Any]:
+def _compare(screen: Console, path: Path, ladder: Ladder, seed: int) -> dict[str, Any]:
     """Simulate a load test's runs and show both sides; returns the JSON."""
     from cluster.lab.city.against import compare, read_runs, sim_error
     from cluster.lab.city.report import comparison_table

@@ -18,7 +18,7 @@ from cluster.control.ladder import CameraOnLadder, Ladder, LadderPolicy
 from cluster.errors import UnknownCameraError
 from cluster.lab.city.district import District
 from cluster.lab.city.mix import BurstPeriod, CameraClass, Mix
-from cluster.lab.city.plan import CityPlan, PoolPlan, Timing
+from cluster.lab.city.plan import FULL, CityPlan, PoolPlan, Timing
 from cluster.lab.city.replica import EngineSettings
 from cluster.lab.city.tally import LAG_BINS, LEAST_S, PER_DECADE, by_reason, lag_quantile
 from cluster.types.cameras import Priority
@@ -221,7 +221,7 @@ def test_the_expected_lag_is_near_what_a_simulated_replica_shows(busy, share) ->
         )
         total += load(wanted, LADDER.rungs[0], model)
         cameras.append(wanted)
-    replica = simulated(cameras, model, None, seconds=2000, budget_s=2.0)
+    replica = simulated(cameras, model, FULL, seconds=2000, budget_s=2.0)
     replica.run()
     # Each bin of the histogram counts as its middle.
     middles = LEAST_S * 10 ** ((np.arange(LAG_BINS) - 0.5) / PER_DECADE)
@@ -391,7 +391,7 @@ def test_a_new_demand_counts_at_once() -> None:
 
 
 # -- a replica on simulated time ----------------------------------------------------------------
-def simulated(cameras: list[Demand], model: CostModel, ladder: Ladder | None, **changes) -> District:
+def simulated(cameras: list[Demand], model: CostModel, ladder: Ladder, **changes) -> District:
     """One replica with these cameras. ``changes``: ``seconds``, ``budget_s``, ``spells``."""
     mix = Mix(classes=[CameraClass.of(each, 1) for each in cameras])
     count, seconds = len(cameras), changes["seconds"]

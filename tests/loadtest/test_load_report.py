@@ -22,7 +22,7 @@ from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_files
 from cluster.types import Answer, Timing, TokenCount
 from loadtest.agent import FedAgent
-from loadtest.fleet import Camera, camera_setup
+from loadtest.fleet import QUESTION, Camera
 from loadtest.footage import StreamHeader
 from loadtest.machine import MachineUse
 from loadtest.profile import kind_at, script
@@ -277,8 +277,7 @@ def test_the_simulator_is_told_what_was_measured_of_each_kind_of_camera() -> Non
     stage = SimpleNamespace(
         target=SimpleNamespace(config=loaded),
         profile=settings,
-        setup=camera_setup(loaded),
-        fleet=SimpleNamespace(everyone=lambda: cameras),
+        fleet=SimpleNamespace(everyone=lambda: cameras, questions=(QUESTION,)),
         began_s=0.0,
     )
     told = city(stage, found)

@@ -19,7 +19,7 @@ def drive(search: Search, stable, limit: str = "cluster") -> list[Wanted]:
         asked.append(wanted)
         assert len(asked) < 400, "the search does not end"
         good = stable(wanted.streams, len(asked))
-        search.record(Try(wanted.streams, good, wanted.phase, wanted.fresh, None if good else limit))
+        search.tries.append(Try(wanted.streams, good, wanted.phase, wanted.fresh, None if good else limit))
     return asked
 
 
@@ -89,7 +89,7 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path_factory, true: int,
         wanted = begun.next()
         if wanted is None:
             break
-        begun.record(Try(wanted.streams, wanted.streams <= true, wanted.phase, wanted.fresh))
+        begun.tries.append(Try(wanted.streams, wanted.streams <= true, wanted.phase, wanted.fresh))
     begun.save(path)
     resumed = Search(settings={"profile": "steady"})
     assert resumed.load(path) == len(begun.tries)
@@ -120,7 +120,7 @@ def test_a_state_of_another_cluster_is_refused(tmp_path) -> None:
         return _search(config, "busy", _profile("busy"), 8, 2048, path, Mock(), gateway=gateway)[0]
 
     first = begin("10.0.0.5:50051")
-    first.record(Try(8, True, "coarse"))
+    first.tries.append(Try(8, True, "coarse"))
     first.save(path)
     assert begin("10.0.0.5:50051").tries == first.tries
     for other in ("10.0.0.99:50051", None):

@@ -14,7 +14,7 @@ import yaml
 from cluster.models.settings import ModelSettings
 
 if TYPE_CHECKING:
-    from cluster.lab.scenes import Scene
+    from cluster.lab.scenes.actors import Scene
 
 SCENE_SECONDS = 40.0
 
@@ -41,7 +41,7 @@ class DemoCamera:
         return "gRPC push" if self.pushed else "file (pull)"
 
     def scene(self) -> Scene:
-        from cluster.lab.scenes import make_scene
+        from cluster.lab.scenes.scene import make_scene
 
         return make_scene("test", self.index, seconds=SCENE_SECONDS, event=self.event)
 
@@ -102,7 +102,7 @@ def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: st
     ``clips``: camera -> video; ``settings``: the model's own window, sampling, questions and thresholds.
     """
     from actors.cli.evaluate import window_shape
-    from cluster.lab.scenes import standing_question
+    from cluster.lab.scenes.questions import standing_question
 
     def camera_entry(camera: DemoCamera) -> dict[str, Any]:
         source: dict[str, Any] = {"source": ""}

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar, Self
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -73,15 +74,12 @@ class FakeCuda:
                 run(thread)
 
         # Modes are thread-local: install them in threads started inside the context, too.
-        threading.Thread.run = with_device  # type: ignore[method-assign, assignment]
-        stack.callback(setattr, threading.Thread, "run", run)
+        stack.enter_context(mock.patch.object(threading.Thread, "run", with_device))
         # FakeTensor's own reads element by element, unlike on a GPU.
-        stack.callback(setattr, FakeTensor, "tolist", FakeTensor.tolist)
-        FakeTensor.tolist = Tensor.tolist  # type: ignore[method-assign]
+        stack.enter_context(mock.patch.object(FakeTensor, "tolist", Tensor.tolist))
         stack.enter_context(_Dispatch(self))
         stack.enter_context(_Functions(self))
-        FakeCuda.current = self
-        stack.callback(setattr, FakeCuda, "current", None)
+        stack.enter_context(mock.patch.object(FakeCuda, "current", self))
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -121,13 +122,10 @@ def _measured(args: argparse.Namespace) -> BenchResult:
 def _measure_scenarios(model: str, layers: int, device: torch.device) -> BenchResult:
     """Run the dry run's scenarios on a real device."""
     rows = []
-    Rig.device = device
-    try:
+    with mock.patch.object(Rig, "device", device):
         for name, scenario in SCENARIOS.items():
             gpu_measure.release_memory(device)
             rows.append(_tried(model, layers, name, scenario))
-    finally:
-        Rig.device = None
     return BenchResult({"device_faults": float(sum(bool(row["fault"]) for row in rows))}, rows)
 
 
@@ -192,10 +190,6 @@ class Rig:
 
 def _drive_scenario(**spec: Any) -> Callable[[str, int], None]:
     return lambda shape, layers: Rig.of(shape, layers).drive(**spec)
-
-
-def _policy_scenario(name: str) -> Callable[[str, int], None]:
-    return _drive_scenario(refresh=name, refresh_budget=0.3 if refresh_policies.get(name).budgeted else None)
 
 
 def _explain_captured(shape: str, layers: int) -> None:
@@ -299,7 +293,12 @@ def _host_memory(shape: str, layers: int) -> None:
 
 
 SCENARIOS: dict[str, Callable[[str, int], Any]] = {
-    **{f"refresh {name}": _policy_scenario(name) for name in refresh_policies},
+    **{
+        f"refresh {name}": _drive_scenario(
+            refresh=name, refresh_budget=0.3 if refresh_policies.get(name).budgeted else None
+        )
+        for name in refresh_policies
+    },
     "gate": _drive_scenario(still=True, static_gate=True),
     "explain": _drive_scenario(questions=(replace(QUESTION, id="why", explain=True), QUESTION)),
     "explain, captured": _explain_captured,

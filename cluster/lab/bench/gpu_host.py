@@ -7,17 +7,17 @@ engine and layers, and dispatch, but not the driver's part of a launch. Times ar
 load affects only through caches and clock rate; each step's minimum of five runs counts.
 """
 
-import contextlib
 import functools
 import gc
 import itertools
 import multiprocessing
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ def _host_cost(shape: str, streams: int) -> HostCost:
     samples = camera_samples(model.geometry)
     # Like a replica after loading its model.
     gc.freeze()
-    with _reads_as_zeros():
+    with mock.patch.object(Tensor, "tolist", _meta_as_zeros):
         step, _ = _fastest(model, replace(SPEC, patient=True), samples, streams)
         end, ahead = _fastest(model, SPEC, samples, streams)
     # Otherwise triton's bindings report every frozen object as a leak at exit.
@@ -124,19 +124,12 @@ def _drive(
     return steps, aheads
 
 
-@contextlib.contextmanager
-def _reads_as_zeros() -> Iterator[None]:
-    """Makes host reads of ``meta`` tensors, one per step, return zeros."""
-    read = Tensor.tolist
+_to_list = Tensor.tolist
 
-    def tolist(tensor: Tensor) -> Any:
-        return read(torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor)
 
-    Tensor.tolist = tolist  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        Tensor.tolist = read  # type: ignore[method-assign]
+def _meta_as_zeros(tensor: Tensor) -> Any:
+    """``Tensor.tolist``, which the host calls once per step, with zeros for ``meta`` tensors."""
+    return _to_list(torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor)
 
 
 def _reuse_upload_memory(model: VisionLanguageModel) -> None:

@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
+from unittest import mock
 
 from cluster.errors import ConfigError
 from cluster.files import check_file_writable, json_text, write_text
@@ -248,9 +249,7 @@ def timed_calls(
 
     with ExitStack() as restore:
         for stage, owner, name in stages:
-            method = getattr(owner, name)
-            restore.callback(setattr, owner, name, method)
-            setattr(owner, name, timed(stage, method))
+            restore.enter_context(mock.patch.object(owner, name, timed(stage, getattr(owner, name))))
         yield seconds
 
 

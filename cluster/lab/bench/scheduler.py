@@ -23,7 +23,7 @@ from cluster.control.placement import Placement
 from cluster.lab.bench.harness import BenchResult, positive, print_progress
 from cluster.lab.city.city import simulate
 from cluster.lab.city.mix import CameraClass, Mix
-from cluster.lab.city.plan import CityPlan, PoolPlan, Timing
+from cluster.lab.city.plan import FULL, CityPlan, PoolPlan, Timing
 from cluster.lab.city.result import CityResult
 from cluster.models.catalog import locate
 from cluster.replica.window_queue import WindowQueue
@@ -172,7 +172,7 @@ def _time_decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) 
 def overloaded(
     cameras: Sequence[Demand],
     costs: CostModel,
-    ladder: Ladder | None,
+    ladder: Ladder,
     *,
     seconds: float = 600.0,
     drop: float = 0.0,
@@ -209,7 +209,7 @@ def _simulate_overload(args: argparse.Namespace, costs: CostModel, ladder: Ladde
     # Frames of a dropped window are computed with the next one, so that dropping exactly the excess is not enough: try
     # larger shares, too, and take the best.
     drops = [1 - (1 - share) / total for share in DROPS] if how == "random drops" else [0.0]
-    rungs = ladder if how == "ladder" else None
+    rungs = ladder if how == "ladder" else FULL
     found = [overloaded(cameras, costs, rungs, seconds=args.seconds, drop=drop, seed=args.seed) for drop in drops]
     return max(found, key=lambda each: each.figures.quality)
 

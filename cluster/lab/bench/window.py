@@ -8,6 +8,7 @@ frame has arrived. The same windows are also computed ahead, frame by frame, as 
 
 import argparse
 import math
+import operator
 import statistics
 import tempfile
 import time
@@ -103,11 +104,8 @@ class Measured:
         return statistics.fmean(a.positive == b.positive for a, b in self._pairs(reference))
 
     def _pairs(self, reference: "Measured") -> Iterator[tuple[Answer, Answer]]:
-        return zip(*(sorted(each.answers, key=_answer_key) for each in (reference, self)), strict=True)
-
-
-def _answer_key(answer: Answer) -> tuple[str, int, str]:
-    return answer.stream, answer.window, answer.question
+        asked = operator.attrgetter("stream", "window", "question")
+        return zip(*(sorted(each.answers, key=asked) for each in (reference, self)), strict=True)
 
 
 def _logit(answer: Answer) -> float:

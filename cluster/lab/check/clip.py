@@ -4,9 +4,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes import EVENT_KINDS, make_scene, standing_question, window_label
 from cluster.lab.scenes.encode import encode_scene
+from cluster.lab.scenes.questions import standing_question
+from cluster.lab.scenes.scene import make_scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, window_label
 from cluster.models.settings import ModelSettings
 from cluster.types import Question, StreamSpec
 

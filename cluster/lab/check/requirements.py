@@ -48,10 +48,6 @@ def check_files(folder: Path) -> None:
     """Check family, quantisation and completeness from ``config.json`` and the headers of the weight files. Raises
     ``ModelError`` with a one-sentence reason."""
     check_model(str(folder))
-    _check_weights(folder)
-
-
-def _check_weights(folder: Path) -> None:
     if (folder / SINGLE).is_file():
         names: dict[str, set[str]] = {SINGLE: set()}
     elif (folder / INDEX).is_file():

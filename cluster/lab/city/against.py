@@ -16,7 +16,7 @@ from cluster.errors import ConfigError
 from cluster.files import read_json
 from cluster.lab.city.city import simulate
 from cluster.lab.city.mix import Mix
-from cluster.lab.city.plan import CityPlan, PoolPlan, Timing
+from cluster.lab.city.plan import FULL, CityPlan, PoolPlan, Timing
 from cluster.lab.city.replica import EngineSettings
 from cluster.lab.city.result import Figures
 
@@ -122,7 +122,7 @@ def read_runs(path: Path) -> list[Run]:
     return found
 
 
-def compare(run: Run, ladder: Ladder | None, *, seed: int = 0, repeats: int = REPEATS) -> Compared:
+def compare(run: Run, ladder: Ladder, *, seed: int = 0, repeats: int = REPEATS) -> Compared:
     """Simulate a run ``repeats`` times and merge the counts. Raises ``ConfigError`` if the run's cost model, times or
     phases are invalid."""
     plan = _plan(run, ladder)
@@ -137,7 +137,7 @@ def compare(run: Run, ladder: Ladder | None, *, seed: int = 0, repeats: int = RE
     return Compared(run, replace(figures, computed_per_s=figures.computed_per_s / repeats))
 
 
-def _plan(run: Run, ladder: Ladder | None) -> CityPlan:
+def _plan(run: Run, ladder: Ladder) -> CityPlan:
     # Time to answer or drop the windows that ended last in the measurement.
     tail_s = max(each.window_s for each in run.mix.classes)
     wanted = {each.name for each in fields(CostModel)}
@@ -148,7 +148,7 @@ def _plan(run: Run, ladder: Ladder | None) -> CityPlan:
         pools=(PoolPlan("measured", run.replicas, replace(CostModel(**run.cost), window_tokens=None)),),
         mix=run.mix,
         mix_name="measured",
-        ladder=ladder if run.ladder else None,
+        ladder=ladder if run.ladder else FULL,
         ladder_name="the model's" if run.ladder else "none",
         timing=Timing(run.warmup_s + run.seconds + tail_s, tick_s=1.0, bin_s=1.0),
         warmup_s=run.warmup_s,

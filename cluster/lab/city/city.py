@@ -32,25 +32,15 @@ class DistrictShare:
     cameras: int
 
 
-def mean_load(mix: Mix, costs: CostModel, hour: float) -> float:
-    """Replica seconds per second that an average camera of the mix takes at full quality."""
-    total = sum(each.share for each in mix.classes)
-    return sum(
-        each.share / total * load(each.demand(each.name, mix.geometry, hour), Rung("full"), costs)
-        for each in mix.classes
-    )
-
-
 def carries(mix: Mix, costs: CostModel, hour: float) -> tuple[float, float]:
     """Cameras of the mix that one replica can compute at full quality, and whose windows fit in its memory (infinite
     when its memory is unknown)."""
-    total = sum(each.share for each in mix.classes)
-    tokens = sum(
-        each.share / total * window_tokens(each.demand(each.name, mix.geometry, hour), Rung("full"))
-        for each in mix.classes
-    )
-    held = math.inf if costs.window_tokens is None else costs.window_tokens / tokens
-    return 1 / mean_load(mix, costs, hour), held
+    total, full = sum(each.share for each in mix.classes), Rung("full")
+    # Of an average camera: replica seconds per second, and tokens of its window.
+    demands = [(each.share / total, each.demand(each.name, mix.geometry, hour)) for each in mix.classes]
+    seconds = sum(share * load(demand, full, costs) for share, demand in demands)
+    tokens = sum(share * window_tokens(demand, full) for share, demand in demands)
+    return 1 / seconds, math.inf if costs.window_tokens is None else costs.window_tokens / tokens
 
 
 def carried(plan: CityPlan) -> list[float]:

@@ -20,7 +20,7 @@ from cluster.control.ladder import Step
 from cluster.lab.city import Bools, Floats, Ints
 from cluster.lab.city.cameras import Cameras, Due, Fate, UnreportedCounts
 from cluster.lab.city.mix import BurstEffect, BurstPeriod, wakes
-from cluster.lab.city.plan import FULL, WAKE_S, CityPlan, Event, What
+from cluster.lab.city.plan import WAKE_S, CityPlan, Event, What
 from cluster.lab.city.replica import Arrival, Facts, Outcome, Replica, WorkTable
 from cluster.lab.city.result import Admitted
 from cluster.lab.city.tally import Lost, Tally
@@ -54,7 +54,7 @@ class District:
         self._admitted = Admitted() if admitted is None else admitted
         self.names = [f"{classes[kind].name}-{index:05d}" for index, kind in enumerate(kinds)]
         self.cameras = Cameras(classes, kinds, hour=plan.hour, rng=np.random.default_rng([*seed, 1]))
-        self._ladder = plan.ladder or FULL
+        self._ladder = plan.ladder
         self._value = np.array([rung.value for rung in self._ladder.rungs])
         self._sheds = np.array([rung.shed for rung in self._ladder.rungs])
         bins = max(1, round(timing.seconds / timing.bin_s))
@@ -247,12 +247,9 @@ class District:
                         if now_s >= self._silent_until_s:
                             self._apply_moves(self._join(name), now_s)
                 case What.KILL | What.DRAIN:
-                    for number in self._pick_replicas(int(event.amount)):
-                        self._remove_replica(number, now_s, dies=event.what is What.KILL)
-
-    def _pick_replicas(self, count: int) -> list[int]:
-        numbers = sorted(self._replicas)
-        return [numbers[place] for place in sorted(self._rng.choice(len(numbers), count, replace=False).tolist())]
+                    numbers = sorted(self._replicas)
+                    for place in sorted(self._rng.choice(len(numbers), int(event.amount), replace=False).tolist()):
+                        self._remove_replica(numbers[place], now_s, dies=event.what is What.KILL)
 
     def _remove_replica(self, number: int, now_s: float, *, dies: bool) -> None:
         if dies:

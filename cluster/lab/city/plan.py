@@ -104,7 +104,7 @@ class PoolPlan:
 class CityPlan:
     """A city to simulate.
 
-    * ``ladder``: ``None`` leaves every camera at full quality; ``force``: no camera is refused
+    * ``ladder``: :data:`FULL` for none; ``force``: no camera is refused
     * ``hour``: time of day at 0 s; ``alike``: see :class:`WorkTable`
     * ``drop``: share of windows to compute that is dropped at random, as a baseline for policies
     * ``phases``: each camera's offset of window ends, as a fraction of its stride, in the order of the mix's classes;
@@ -115,7 +115,7 @@ class CityPlan:
     pools: tuple[PoolPlan, ...]
     mix: Mix
     mix_name: str
-    ladder: Ladder | None
+    ladder: Ladder
     ladder_name: str
     timing: Timing
     warmup_s: float = 120.0

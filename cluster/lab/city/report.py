@@ -67,7 +67,8 @@ def city_charts(result: CityResult) -> list[Figure]:
     }
     spent = tally.rung_s / np.maximum(tally.rung_s.sum(axis=1, keepdims=True), 1e-9)
     reduced = tally.rung_s[:, 1:].any()
-    rungs = {name: of for name, of in zip(result.rungs, spent.T, strict=True) if reduced and of.any()}
+    used = zip(result.plan.ladder.rungs, spent.T, strict=True)
+    rungs = {rung.name: of for rung, of in used if reduced and of.any()}
     dropped = tally.dropped.sum(axis=1) / tally.bin_s
     drops = {reason: of for reason, of in zip(REASONS, dropped.T, strict=True) if of.any()}
     contents: list[tuple[str, Mapping[str, Sequence[float] | Floats], Axis]] = [
@@ -108,8 +109,8 @@ def verdict(result: CityResult, objective: Objective) -> str:
     word = "meet" if objective.met(figures) else "do not meet"
     refused = f"; {figures.refused:,} cameras were refused" if figures.refused else ""
     return (
-        f"{_pool(result)} {word} the objective for {result.cameras:,} cameras: {_percent(figures.on_time)} of computed "
-        f"windows within their stride, {_percent(figures.answered)} of all windows answered, quality "
+        f"{_pool(result)} {word} the objective for {result.plan.cameras:,} cameras: {_percent(figures.on_time)} of "
+        f"computed windows within their stride, {_percent(figures.answered)} of all windows answered, quality "
         f"{figures.quality:.3f} of full{refused}."
     )
 
@@ -118,11 +119,11 @@ def facts(result: CityResult) -> list[tuple[str, str]]:
     """Inputs and admission results of the simulation, as label and text."""
     plan, admitted = result.plan, result.admitted
     title = f": {plan.mix.title}" if plan.mix.title else ""
-    uncounted = _span(result.counted_from_s)
+    uncounted = _span(result.first * result.tally.bin_s)
     found = [
         ("cameras", f"{plan.cameras:,}, mix {plan.mix_name}{title}"),
         ("replicas", _pool(result)),
-        ("ladder", f"{plan.ladder_name}: {result.ladder_source}"),
+        ("ladder", f"{plan.ladder_name}: {plan.ladder.source}"),
         ("time", f"{_span(plan.timing.seconds)}; the first {uncounted} do not count; seed {plan.seed}"),
         ("controllers", f"{result.districts}"),
     ]
@@ -232,7 +233,7 @@ def page(result: CityResult, objective: Objective, trials: Sequence[Trial] = (),
         Section("Over time", charts={str(figure.get_label()): figure for figure in charts}),
         Section("How it was computed", items=NOTES),
     ]
-    title = f"{result.cameras:,} cameras on {_pool(result)}"
+    title = f"{result.plan.cameras:,} cameras on {_pool(result)}"
     met = objective.met(result.figures)
     return Page(title, verdict(result, objective), met, facts=facts(result), sections=sections).html()
 

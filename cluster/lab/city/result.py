@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cluster.lab.city.mix import BurstPeriod
-from cluster.lab.city.plan import FULL, CityPlan
+from cluster.lab.city.plan import CityPlan
 from cluster.lab.city.tally import Tally, by_reason, lag_quantile
 from cluster.types.cameras import Priority
 
@@ -141,30 +141,9 @@ class CityResult:
     simulate_cpu_s: float
 
     @property
-    def cameras(self) -> int:
-        return self.plan.cameras
-
-    @property
-    def replicas(self) -> int:
-        return self.plan.replicas
-
-    @property
-    def ladder_source(self) -> str:
-        return (self.plan.ladder or FULL).source
-
-    @property
-    def rungs(self) -> list[str]:
-        return [rung.name for rung in (self.plan.ladder or FULL).rungs]
-
-    @property
     def first(self) -> int:
-        """Index of the first bin after the warm-up."""
+        """Index of the first bin that counts: the warm-up is rounded up to whole bins."""
         return min(self.tally.bins - 1, int(np.ceil(self.plan.warmup_s / self.tally.bin_s)))
-
-    @property
-    def counted_from_s(self) -> float:
-        """Seconds at the start that do not count: the warm-up rounded up to whole bins."""
-        return self.first * self.tally.bin_s
 
     @property
     def figures(self) -> Figures:
@@ -180,17 +159,18 @@ class CityResult:
 
     def rung_shares(self) -> dict[str, float]:
         spent = self.tally.rung_s[self.first :].sum(axis=0)
-        return {name: _share(float(value), float(spent.sum())) for name, value in zip(self.rungs, spent, strict=True)}
+        rungs = zip(self.plan.ladder.rungs, spent, strict=True)
+        return {rung.name: _share(float(value), float(spent.sum())) for rung, value in rungs}
 
     @property
     def cost_per_hour(self) -> float | None:
         """Cost of the pool, in the currency of ``price_per_hour``."""
         price = self.plan.price_per_hour
-        return None if price is None else self.replicas * price
+        return None if price is None else self.plan.replicas * price
 
     @property
     def cost_per_camera_month(self) -> float | None:
-        return None if self.cost_per_hour is None else self.cost_per_hour * HOURS_A_MONTH / self.cameras
+        return None if self.cost_per_hour is None else self.cost_per_hour * HOURS_A_MONTH / self.plan.cameras
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the histograms; ``series`` has one entry per time bin."""
@@ -207,7 +187,7 @@ class CityResult:
                 for p in plan.pools
             ],
             "mix": plan.mix_name,
-            "ladder": {"name": plan.ladder_name, "source": self.ladder_source, "shares": self.rung_shares()},
+            "ladder": {"name": plan.ladder_name, "source": plan.ladder.source, "shares": self.rung_shares()},
             "seconds": plan.timing.seconds,
             "warmup_s": plan.warmup_s,
             "seed": plan.seed,

@@ -10,7 +10,7 @@ from cluster.control import costs
 from cluster.control.ladder import Ladder, default
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.city.city import carried, carries, simulate
-from cluster.lab.city.plan import CityPlan, PoolPlan, with_pool
+from cluster.lab.city.plan import FULL, CityPlan, PoolPlan, with_pool
 from cluster.lab.city.result import CityResult, Objective
 
 SEARCH_S, SEARCH_BIN_S = 600.0, 60.0
@@ -68,7 +68,7 @@ class Search:
         cameras = -(-self.plan.cameras // -(-self.plan.cameras // self.plan.per_controller))
         guess = cameras / min(carries(self.plan.mix, self.plan.pools[0].costs, self.plan.hour))
         found = self._bisect(lambda count: self._try(cameras, count), max(1, math.ceil(guess)), fewer=True)
-        return math.ceil(found.replicas * self.plan.cameras / cameras)
+        return math.ceil(found.plan.replicas * self.plan.cameras / cameras)
 
     def most_cameras(self, guess: int | None = None) -> CityResult:
         """The run with the most cameras that the plan's replicas serve. ``guess``: where to start. Raises
@@ -85,7 +85,7 @@ class Search:
         found = simulate(plan, self.progress.share)
         figures = found.figures
         reached = {name: getattr(figures, name) for name in SHOWN}
-        trial = Trial(cameras, found.replicas, self.objective.met(figures), **reached)
+        trial = Trial(cameras, found.plan.replicas, self.objective.met(figures), **reached)
         self.trials.append(trial)
         self.progress.tried(trial)
         return found
@@ -106,7 +106,7 @@ class Search:
                 bad = count
                 if count == limit and good is None:
                     raise SightlineError(
-                        f"{found.replicas} replicas do not meet the objective for {found.cameras} cameras"
+                        f"{found.plan.replicas} replicas do not meet the objective for {found.plan.cameras} cameras"
                         f"{_why(found, self.objective)}; relax --objective, or change the mix"
                     )
             if good is not None and bad is not None:
@@ -142,13 +142,12 @@ def _scaling_efficiency(many: CityResult, search: Search) -> tuple[float, list[T
             StudyProgress(tried=search.progress.tried),
             search.seconds,
         )
-        single.append(alone.most_cameras(many.cameras // many.replicas).cameras)
+        single.append(alone.most_cameras(many.plan.cameras // many.plan.replicas).plan.cameras)
         tried += alone.trials
-    return many.cameras / (many.replicas * (sum(single) / len(single))), tried
+    return many.plan.cameras / (many.plan.replicas * (sum(single) / len(single))), tried
 
 
 MODEL = "qwen2.5-vl-7b"
-NO_LADDER = "none"
 
 
 def parse_pools(texts: Sequence[str], model: str = MODEL) -> tuple[tuple[PoolPlan, ...], bool]:
@@ -187,14 +186,12 @@ def _costs(kind: str, model: str) -> costs.CostModel:
     )
 
 
-def parse_ladder(text: str) -> tuple[Ladder | None, str]:
-    """Parse ``default``, ``none``, or the path of a file or model folder into a ladder and its name. Raises
-    ``ConfigError`` if the path has no ladder."""
-    if text == NO_LADDER:
-        return None, NO_LADDER
-    if text == "default":
-        return default(), text
-    return Ladder.load(Path(text)), text
+def parse_ladder(text: str) -> Ladder:
+    """Parse ``default``, ``none``, or the path of a file or model folder. Raises ``ConfigError`` if the path has no
+    ladder."""
+    if text == "none":
+        return FULL
+    return default() if text == "default" else Ladder.load(Path(text))
 
 
 def parse_objective(text: str) -> Objective:
@@ -266,13 +263,13 @@ def study(
     if cameras:
         result = _simulate_full_run(plan, objective, search.least_replicas(), progress)
         met = objective.met(result.figures)
-        figures = ({"replicas_at_objective": float(result.replicas)} if met else {}) | _seconds(result)
+        figures = ({"replicas_at_objective": float(result.plan.replicas)} if met else {}) | _seconds(result)
         return Study(result, objective, figures, search.trials, fewer=True)
     result = search.most_cameras()
     figures = {
         "utilisation_at_objective": result.figures.utilisation,
-        "streams_at_objective": float(result.cameras),
-        "streams_per_replica": result.cameras / result.replicas,
+        "streams_at_objective": float(result.plan.cameras),
+        "streams_per_replica": result.plan.cameras / result.plan.replicas,
     } | _seconds(result)
     found = Study(result, objective, figures, search.trials)
     if len(plan.pools) == 1 and plan.replicas > 1:

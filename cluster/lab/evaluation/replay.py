@@ -10,10 +10,10 @@ import math
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from unittest import mock
 
 import av
 import torch
@@ -59,7 +59,7 @@ def replay(
     moved: list[float] = []
     changed: list[float] = []
     try:
-        with tower, _source(video.path, source, fps, interval) as path:
+        with tower.used(), _source(video.path, source, fps, interval) as path:
             for frame in video_samples(path, processor):
                 if not frame.random_access:
                     moved.append(float(frame.change.net_motion.mean()))
@@ -229,16 +229,12 @@ class _SettingStream:
             latency_s=latency_s,
         )
 
-    @contextmanager
-    def _layer_profile(self) -> Iterator[None]:
+    def _layer_profile(self) -> AbstractContextManager[object]:
         """Context in which the model uses the setting's layer profile, if it has one."""
-        model, settings = self.engine.model, self.engine.model.settings
-        if self.setting.profile is not None:
-            model.settings = replace(settings, layer_profile=self.setting.profile)
-        try:
-            yield
-        finally:
-            model.settings = settings
+        if self.setting.profile is None:
+            return nullcontext()
+        model = self.engine.model
+        return mock.patch.object(model, "settings", replace(model.settings, layer_profile=self.setting.profile))
 
     def _tower_cost(self, request: WindowRequest, *, timed: bool) -> tuple[int, float]:
         """FLOPs and seconds of encoding every frame of the window; seconds are ``nan`` unless ``timed``.
@@ -259,7 +255,7 @@ class _SettingStream:
 
 # -- the vision tower: outputs shared between settings, or reused for similar patches ---------------
 class TowerCache:
-    """Context in which the model encodes identical frames only once.
+    """Encodes identical frames only once, in the context :meth:`used`.
 
     The engine still counts the tower's FLOPs. ``saved_s``: original encoding time of the cache hits since it was last
     reset to 0, in seconds; latencies add it.
@@ -272,12 +268,9 @@ class TowerCache:
         # The uncached tower, for timing.
         self.tower = model.encode
 
-    def __enter__(self) -> Self:
-        self._model.encode = self._encode  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._model.encode = self.tower  # type: ignore[method-assign]
+    def used(self) -> AbstractContextManager[object]:
+        """Context in which the model encodes through the cache."""
+        return mock.patch.object(self._model, "encode", self._encode)
 
     def _encode(self, frames: Sequence[PatchBatch]) -> list[FrameTokens]:
         keys = [_digest(frame) for frame in frames]
@@ -316,15 +309,9 @@ class SimilarityReuse:
         self._tokens = torch.empty(0)
         self.flops = 0
 
-    @contextmanager
-    def __call__(self, tower: TowerCache) -> Iterator[None]:
+    def __call__(self, tower: TowerCache) -> AbstractContextManager[object]:
         """Context in which the model reuses similar tokens; ``tower`` encodes the others."""
-        outer = self._model.encode
-        self._model.encode = lambda frames: [self._frame(tower, frame) for frame in frames]  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            self._model.encode = outer  # type: ignore[method-assign]
+        return mock.patch.object(self._model, "encode", lambda frames: [self._frame(tower, frame) for frame in frames])
 
     def _frame(self, tower: TowerCache, frame: PatchBatch) -> FrameTokens:
         if self._model.frame_text_tokens(frame.grid):

@@ -1,7 +1,7 @@
 """Settings to compare (pruning, refresh, window), and grids of them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -111,11 +111,6 @@ def as_deployed(shape: WindowShape) -> Setting:
     return Setting("ours as deployed", "replenish", "anchors", shape=shape)
 
 
-def basic_grid(shape: WindowShape) -> list[Setting]:
-    """Full computation and ours, to compare models or precisions."""
-    return [full_computation(shape), ours(shape, 0.1)]
-
-
 def quick_grid(shape: WindowShape) -> list[Setting]:
     """Full computation, CodecSight, its two components alone, and ours from rare anchors to frequent ones."""
     interval = shape.anchor_interval_s
@@ -219,11 +214,6 @@ def sweep_settings(shape: WindowShape) -> list[Setting]:
     return found + [_sweep_point(ours(shape, share), "budget", share) for share in BUDGETS]
 
 
-def sweeps_grid(shape: WindowShape) -> list[Setting]:
-    """``quick_grid`` and the sweeps."""
-    return [*quick_grid(shape), *sweep_settings(shape)]
-
-
 # Cumulative: each rung adds to the changes of those above.
 LADDER = (
     Rung("full"),
@@ -247,11 +237,12 @@ def ladder_grid(shape: WindowShape) -> list[Setting]:
     return found
 
 
-GRIDS = {
-    "basic": basic_grid,
+GRIDS: dict[str, Callable[[WindowShape], list[Setting]]] = {
+    # To compare models or precisions.
+    "basic": lambda shape: [full_computation(shape), ours(shape, 0.1)],
     "quick": quick_grid,
     "systems": systems_grid,
-    "sweeps": sweeps_grid,
+    "sweeps": lambda shape: [*quick_grid(shape), *sweep_settings(shape)],
     "standard": standard_grid,
     "full": full_grid,
     "ladder": ladder_grid,

@@ -178,10 +178,6 @@ class CameraRecord:
     compared_events: tuple[EventInterval, ...] = ()
 
     @property
-    def truth_known(self) -> bool:
-        return any(window.truth for window in self.live) or any(window.truth for window in self.compared)
-
-    @property
     def alerts(self) -> tuple[Alert, ...]:
         return tuple(alert for question in self.questions for alert in alerts(self.live, question))
 
@@ -295,15 +291,6 @@ class Report:
     @property
     def live_windows(self) -> int:
         return sum(len(camera.live) for camera in self.cameras)
-
-    @property
-    def live_gated(self) -> int:
-        return sum(camera.gated for camera in self.cameras)
-
-    @property
-    def live_missing(self) -> int:
-        """Number of live windows that were dropped or lost."""
-        return sum(camera.windows_dropped + camera.windows_lost for camera in self.cameras)
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the pictures."""

@@ -107,7 +107,9 @@ def _cards(report: Report) -> list[Card]:
     tokens = f"{compact(ours.tokens)} instead of {compact(full.tokens)}"
     flops = f"{compact(ours.flops)} FLOP instead of {compact(full.flops)}"
     if report.random_weights:
-        free = f"{report.live_gated} of them free (nothing moved), {report.live_missing} dropped or lost"
+        gated = sum(camera.gated for camera in report.cameras)
+        lost = sum(camera.windows_dropped + camera.windows_lost for camera in report.cameras)
+        free = f"{gated} of them free (nothing moved), {lost} dropped or lost"
         last = Card(str(report.live_windows), "windows answered live", free)
     elif found.our_truth.judged:
         others = f"{percent_text(found.full_truth.share)} in full; live {tally_text(report.live_truth)}"
@@ -136,7 +138,7 @@ def cost_table(report: Report, title: str = "") -> Table:
             seconds_text(found.full.seconds),
             seconds_text(found.ours.seconds),
             times_text(found.speedup),
-            saving_text(found.full.flops, found.ours.flops),
+            "all of it" if found.full.flops and not found.ours.flops else times_text(found.flops_ratio),
             f"{found.agreeing} / {found.answers}",
             *([] if report.random_weights else [tally_text(found.full_truth), tally_text(found.our_truth)]),
         )
@@ -148,7 +150,8 @@ def cost_table(report: Report, title: str = "") -> Table:
 def _truth_table(report: Report) -> Table:
     rows: list[tuple[str, ...]] = []
     for camera in report.cameras:
-        for question in camera.questions if camera.truth_known else ():
+        known = any(window.truth for window in camera.live) or any(window.truth for window in camera.compared)
+        for question in camera.questions if known else ():
             found = Comparison.of(camera.compared, [question])
             raised = [
                 Markup('<span class="{}">{:.0f} s{}</span>').format(
@@ -212,13 +215,6 @@ def _chips(camera: CameraRecord) -> list[Chip]:
         ),
     )
     return [chip for shown, chip in found if shown]
-
-
-def saving_text(full: float, ours: float) -> str:
-    """Full over ours as ``7.2×``; ``all of it`` if ours is 0."""
-    if full and not ours:
-        return "all of it"
-    return times_text(ratio(full, ours))
 
 
 def tally_text(value: Tally) -> str:

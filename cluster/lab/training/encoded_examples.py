@@ -18,7 +18,9 @@ from cluster.errors import ConfigError
 from cluster.files import replacing
 from cluster.lab.evaluation.work import code_digest, digest
 from cluster.lab.report.compare import video_samples
-from cluster.lab.scenes import Scene, SceneRenderer, make_scene
+from cluster.lab.scenes.actors import Scene
+from cluster.lab.scenes.render import SceneRenderer
+from cluster.lab.scenes.scene import make_scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.training.config import SHAPES, Shape
 from cluster.lab.training.examples import Example, growing_window_example, limit_tokens, sliding_window_example

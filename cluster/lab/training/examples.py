@@ -5,15 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.lab.scenes import (
-    EVENT_KINDS,
-    Scene,
-    make_scene,
-    memory_questions,
-    phrasings,
-    standing_question,
-    window_label,
-)
+from cluster.lab.scenes.actors import Scene
+from cluster.lab.scenes.questions import memory_questions, phrasings, standing_question
+from cluster.lab.scenes.scene import make_scene
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, window_label
 from cluster.lab.training.config import SHAPES
 from cluster.lab.training.pruning import (
     ImageDegradation,

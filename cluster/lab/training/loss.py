@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cluster.lab.scenes import EVENT_KINDS
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.lab.training.examples import Example, ExampleQuestion
 from cluster.lab.training.pruning import LABELS
 from cluster.lab.training.sequence_layout import SequenceLayout, SequenceQuestion, lay_out_sequence

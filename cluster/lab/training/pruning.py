@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFilter
 
-from cluster.lab.scenes import Scene, SceneEvent, SceneObject, SceneRenderer
-from cluster.lab.scenes.actors import COLORS
-from cluster.lab.scenes.vocabulary import EVENT_KINDS, LANES, OBJECT_KINDS, STATES
+from cluster.lab.scenes.actors import COLORS, Scene
+from cluster.lab.scenes.render import SceneObject, SceneRenderer
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, LANES, OBJECT_KINDS, STATES, SceneEvent
 from cluster.lab.training.config import Shape
 from cluster.types import (
     MICROSECONDS,

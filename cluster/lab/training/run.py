@@ -14,7 +14,8 @@ from torch import Tensor
 
 from cluster.errors import ConfigError, ModelError
 from cluster.lab.evaluation.metrics import CONSECUTIVE, Bools, Floats, video_score
-from cluster.lab.scenes import EVENT_KINDS, standing_question
+from cluster.lab.scenes.questions import standing_question
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.lab.training.config import Settings, Shape, StageSettings
 from cluster.lab.training.example_loader import FrozenTowerExamples, save_tower
 from cluster.lab.training.examples import Example, TowerExamples, ValidationExamples, WindowExamples

@@ -12,8 +12,10 @@ from actors.cli.demo.plan import CAMERAS, DemoCamera, make_clips, write_config
 from actors.cli.demo.record import LoopedTruth, live_windows
 from actors.cli.demo.screen import cameras_table
 from cluster.config import camera_settings, load_config
-from cluster.lab.scenes import EVENT_KINDS, SceneEvent, make_scene, standing_question
+from cluster.lab.scenes.questions import standing_question
+from cluster.lab.scenes.scene import make_scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, SceneEvent
 from cluster.models.settings import ModelSettings
 from cluster.types import Answer, CameraStatus, LastAnswer, Timing, TokenCount
 

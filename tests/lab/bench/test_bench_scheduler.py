@@ -13,6 +13,7 @@ from cluster.control.demand import Demand
 from cluster.control.ladder import default
 from cluster.lab.bench.harness import main
 from cluster.lab.bench.scheduler import STRIDE_S, _row, overloaded
+from cluster.lab.city.plan import FULL
 from cluster.lab.city.replica import EngineSettings
 from cluster.lab.city.result import Figures
 from cluster.lab.city.tally import Tally
@@ -57,7 +58,7 @@ def test_the_queue_and_its_steps_are_productions_by_default() -> None:
 def test_random_drops_are_the_share_that_was_asked_for_and_the_seed_decides_which() -> None:
     cameras = [Demand(f"c{n}", busy=0.5) for n in range(60)]
     model = cost_models.load("qwen2.5-vl-7b-h100")
-    first, again, other = (overloaded(cameras, model, None, drop=0.3, seed=seed) for seed in (4, 4, 5))
+    first, again, other = (overloaded(cameras, model, FULL, drop=0.3, seed=seed) for seed in (4, 4, 5))
     assert first.balance == again.balance != other.balance
     computed = first.balance.answered + first.balance.dropped
     assert first.balance.dropped == pytest.approx(0.3 * computed, rel=0.1)

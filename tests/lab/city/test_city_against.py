@@ -10,6 +10,7 @@ from cluster.control.demand import Demand
 from cluster.errors import ConfigError
 from cluster.lab.city.against import Compared, Run, compare, read_runs, sim_error
 from cluster.lab.city.mix import CameraClass, Mix
+from cluster.lab.city.plan import FULL
 
 COSTS = CostModel("m", "d", "made", 0.05, 0.3, 0.0, 0.0, 0.0, 0.1, 0.1)
 
@@ -47,7 +48,7 @@ def test_runs_are_read_from_either_form(tmp_path):
 
 
 def test_evenly_spread_windows_do_not_wait():
-    found = compare(Run.model_validate(run_of()), None)
+    found = compare(Run.model_validate(run_of()), FULL)
     assert found.simulated.lag_p50_s == pytest.approx(0.35, rel=0.03)
     assert found.simulated.computed_per_s == pytest.approx(10 / 8, rel=0.02)
     assert found.errors["lag_p50_s"] <= 0.03
@@ -56,23 +57,23 @@ def test_evenly_spread_windows_do_not_wait():
 
 def test_phases_decide_the_lag():
     # Ten windows at once in steps of at most eight: the second step waits for the first.
-    found = compare(Run.model_validate(run_of(phases="aligned", budget_s=100.0)), None, repeats=3)
+    found = compare(Run.model_validate(run_of(phases="aligned", budget_s=100.0)), FULL, repeats=3)
     assert found.simulated.lag_p50_s == pytest.approx(0.05 + 8 * 0.3, rel=0.1)
-    given = compare(Run.model_validate(run_of(phases=[index / 10 for index in range(10)])), None)
+    given = compare(Run.model_validate(run_of(phases=[index / 10 for index in range(10)])), FULL)
     assert given.simulated.lag_p50_s == pytest.approx(0.35, rel=0.03)
 
 
 def test_a_phase_is_its_own_cameras():
     # Cameras whose windows end together, which all stand still, and others, spread evenly, that move: nobody waits.
     phases = [0.0] * 10 + [index / 10 for index in range(10)]
-    found = compare(Run.model_validate(run_of(0.0, 1.0, phases=phases, warmup_s=24.0)), None)
+    found = compare(Run.model_validate(run_of(0.0, 1.0, phases=phases, warmup_s=24.0)), FULL)
     assert found.simulated.computed_per_s == pytest.approx(10 / 8, rel=0.02)
     assert found.simulated.lag_p99_s == pytest.approx(0.35, rel=0.4)
 
 
 def test_the_gate_lets_through_the_measured_share():
     run = Run.model_validate(run_of(0.5, count=40, seconds=400.0))
-    assert compare(run, None).simulated.computed_per_s == pytest.approx(40 / 8 * 0.5, rel=0.05)
+    assert compare(run, FULL).simulated.computed_per_s == pytest.approx(40 / 8 * 0.5, rel=0.05)
 
 
 def test_the_error_is_the_median_of_the_worst():
@@ -80,7 +81,7 @@ def test_the_error_is_the_median_of_the_worst():
         body = run_of(measured={"lag_p50_s": 1.0, "lag_p99_s": value, "answered_per_s": 1.0})
         return Compared(Run.model_validate(body), figures)
 
-    figures = compare(Run.model_validate(run_of()), None, repeats=1).simulated
+    figures = compare(Run.model_validate(run_of()), FULL, repeats=1).simulated
     errors = sorted(with_p99(value).error for value in (0.1, 0.2, 40.0))
     assert sim_error([with_p99(value) for value in (40.0, 0.1, 0.2)]) == errors[1]
 
@@ -116,4 +117,4 @@ def test_what_is_no_load_test_is_refused(tmp_path, body, complaint):
 )
 def test_a_run_that_cannot_be_simulated_is_refused(changes, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        compare(Run.model_validate(run_of(**changes)), None)
+        compare(Run.model_validate(run_of(**changes)), FULL)

@@ -7,6 +7,7 @@ import pytest
 from actors.cli import main
 from cluster.control.ladder import default
 from cluster.errors import ConfigError
+from cluster.lab.city.plan import FULL
 from cluster.lab.city.result import Objective
 from cluster.lab.city.study import parse_ladder, parse_objective, parse_pools
 
@@ -47,10 +48,10 @@ def test_an_objective_changes_what_it_names():
 
 
 def test_a_ladder_is_the_default_none_or_a_file(tmp_path):
-    assert parse_ladder("default") == (default(), "default")
-    assert parse_ladder("none") == (None, "none")
+    assert parse_ladder("default") == default()
+    assert parse_ladder("none") == FULL
     default().save(tmp_path)
-    assert parse_ladder(str(tmp_path))[0] == default()
+    assert parse_ladder(str(tmp_path)) == default()
     with pytest.raises(ConfigError, match="no ladder"):
         parse_ladder(str(tmp_path / "none.json"))
 

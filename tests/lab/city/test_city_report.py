@@ -5,7 +5,7 @@ import numpy as np
 from cluster.control.costs import CostModel
 from cluster.lab.city.city import simulate
 from cluster.lab.city.mix import ActivitySection, Burst, CameraClass, Mix
-from cluster.lab.city.plan import CityPlan, PoolPlan, Timing, parse_event
+from cluster.lab.city.plan import FULL, CityPlan, PoolPlan, Timing, parse_event
 from cluster.lab.city.report import city_charts, facts, verdict
 from cluster.lab.city.result import Objective
 
@@ -20,7 +20,7 @@ def made(seconds=180.0, bin_s=60.0, bursts=(), **changes):
         pools=(PoolPlan("made", 2, COSTS),),
         mix=Mix(classes=[quiet], bursts=list(bursts)),
         mix_name="quiet",
-        ladder=None,
+        ladder=FULL,
         ladder_name="none",
         timing=Timing(seconds, bin_s=bin_s),
         **{"warmup_s": 30.0} | changes,

@@ -9,7 +9,7 @@ from cluster.control.demand import window_tokens
 from cluster.control.ladder import Rung
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.city.mix import MIXES
-from cluster.lab.city.plan import CityPlan, PoolPlan, Timing, parse_event
+from cluster.lab.city.plan import FULL, CityPlan, PoolPlan, Timing, parse_event
 from cluster.lab.city.result import Objective
 from cluster.lab.city.study import Search, StudyProgress, study
 
@@ -22,7 +22,7 @@ def plan(cameras=1, replicas=1, **changes):
     values = {
         "mix": MIXES.load("steady"),
         "mix_name": "steady",
-        "ladder": None,
+        "ladder": FULL,
         "ladder_name": "none",
         "timing": Timing(200.0, bin_s=20.0),
         "warmup_s": 40.0,
@@ -33,9 +33,9 @@ def plan(cameras=1, replicas=1, **changes):
 def test_the_most_cameras_of_a_pool():
     search = Search(plan(replicas=2), OBJECTIVE, seconds=160.0)
     found = search.most_cameras()
-    assert 16 <= found.cameras <= 20
+    assert 16 <= found.plan.cameras <= 20
     assert OBJECTIVE.met(found.figures)
-    more = [trial for trial in search.trials if trial.cameras == found.cameras + 1]
+    more = [trial for trial in search.trials if trial.cameras == found.plan.cameras + 1]
     assert more, "the next count was tried"
     assert not more[0].met
 
@@ -52,14 +52,14 @@ def test_memory_bounds_both_searches():
     mix = MIXES.load("steady")
     one = window_tokens(mix.classes[0].demand("c", mix.geometry, 8.0), Rung("full"))
     pools = (PoolPlan("made", 2, replace(COSTS, window_s=0.1, window_tokens=4.5 * one)),)
-    assert Search(replace(plan(), pools=pools), OBJECTIVE, seconds=60.0).most_cameras().cameras == 9
+    assert Search(replace(plan(), pools=pools), OBJECTIVE, seconds=60.0).most_cameras().plan.cameras == 9
     assert Search(replace(plan(cameras=35), pools=pools), OBJECTIVE, seconds=60.0).least_replicas() == 8
 
 
 def test_stretches_of_a_long_time_do_not_take_in_a_trials_warm_up():
     day = plan(replicas=1, timing=Timing(24 * 3600.0, bin_s=1440.0))
     found = Search(day, OBJECTIVE, seconds=160.0).most_cameras()
-    assert found.counted_from_s == pytest.approx(day.warmup_s, rel=0.7)
+    assert found.first * found.tally.bin_s == pytest.approx(day.warmup_s, rel=0.7)
 
 
 def test_one_replica_may_be_enough():
@@ -77,7 +77,7 @@ def test_a_study_of_cameras_makes_the_pool_larger_when_the_rest_of_the_time_asks
     assert calm.fewer
     assert calm.figures["replicas_at_objective"] == 2
     hit = plan(cameras=16, events=(parse_event("100:kill:1"),))
-    assert study(hit, OBJECTIVE, cameras=True, replicas=False).result.replicas > 2
+    assert study(hit, OBJECTIVE, cameras=True, replicas=False).result.plan.replicas > 2
 
 
 def test_a_number_that_does_not_hold_is_no_figure():
@@ -119,7 +119,7 @@ def test_a_study_without_numbers_is_refused():
 def test_a_study_of_a_pool_says_how_it_scales():
     found = study(plan(replicas=3), OBJECTIVE, cameras=False, replicas=True)
     figures = found.as_json()["figures"]
-    assert figures["streams_at_objective"] == found.result.cameras
-    assert figures["streams_per_replica"] == pytest.approx(found.result.cameras / 3)
+    assert figures["streams_at_objective"] == found.result.plan.cameras
+    assert figures["streams_per_replica"] == pytest.approx(found.result.plan.cameras / 3)
     assert 0.8 <= figures["scaling_efficiency"] <= 1.2
     assert 0.8 <= figures["utilisation_at_objective"] <= 1.0

@@ -11,10 +11,10 @@ from cluster.control.costs import CostModel
 from cluster.control.demand import window_tokens
 from cluster.control.ladder import Rung, Step, default
 from cluster.errors import ConfigError
-from cluster.lab.city.city import carries, mean_load, simulate, split_districts
+from cluster.lab.city.city import carries, simulate, split_districts
 from cluster.lab.city.district import District
 from cluster.lab.city.mix import MIXES, ActivitySection, CameraClass, Mix
-from cluster.lab.city.plan import CityPlan, PoolPlan, Timing, parse_event
+from cluster.lab.city.plan import FULL, CityPlan, PoolPlan, Timing, parse_event
 from cluster.lab.city.replica import EngineSettings
 from cluster.lab.city.report import facts
 
@@ -67,7 +67,7 @@ def test_every_window_is_accounted_for(cameras, replicas, happening, seed, ladde
         events=events(*happening),
         force=force,
         per_controller=per_controller,
-        ladder=default() if ladder else None,
+        ladder=default() if ladder else FULL,
     )
     try:
         found = simulate(plan)
@@ -104,7 +104,7 @@ def test_an_idle_city_answers_after_one_step():
 def test_aligned_cameras_wait_for_each_other():
     costs = replace(COSTS, spread=0.0, step_s=0.0)
     engine = EngineSettings(max_batch=1)
-    found = simulate(city(10, 1, costs=costs, mix=ALIKE, engine=engine, phases=(0.0,) * 10, ladder=None))
+    found = simulate(city(10, 1, costs=costs, mix=ALIKE, engine=engine, phases=(0.0,) * 10, ladder=FULL))
     # Ten windows at once, one by one: 0.6, 1.2, ... 6 s.
     assert found.figures.lag_p50_s == pytest.approx(3.0, rel=0.012)
     assert found.figures.lag_p95_s == pytest.approx(6.0, rel=0.012)
@@ -127,7 +127,7 @@ def test_a_drain_loses_nothing():
 
 
 def test_a_drain_of_several_at_once_hands_on_what_one_gave_the_other():
-    plan = city(80, 4, seconds=240.0, force=True, ladder=None, mix=ALIKE, events=events("100:drain:3"))
+    plan = city(80, 4, seconds=240.0, force=True, ladder=FULL, mix=ALIKE, events=events("100:drain:3"))
     tally = simulate(plan).tally
     open_windows = tally.due - tally.gated - tally.answered - tally.dropped.sum(axis=2)
     assert open_windows[:-1].sum() == 0
@@ -208,7 +208,7 @@ def test_what_memory_does_not_hold_is_refused_as_in_production():
 
 def test_mean_load_is_what_a_pool_has_to_carry():
     mix = MIXES.load("steady")
-    assert mean_load(mix, COSTS, 8.0) == pytest.approx((0.6 + 0.02 / 8) / 8)
+    assert 1 / carries(mix, COSTS, 8.0)[0] == pytest.approx((0.6 + 0.02 / 8) / 8)
 
 
 @pytest.mark.parametrize(

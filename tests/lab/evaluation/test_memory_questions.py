@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.memory.long_scene import LongScene, visible_span
 from cluster.lab.evaluation.memory.questions import Question, generate_questions, multiple_choice
-from cluster.lab.scenes import EVENT_KINDS, SceneRenderer, memory_questions, phrasings
 from cluster.lab.scenes.actors import CameraSettings
 from cluster.lab.scenes.encode import encode_missing_clips
+from cluster.lab.scenes.questions import memory_questions, phrasings
+from cluster.lab.scenes.render import SceneRenderer
 from cluster.lab.scenes.truth import SceneTruth, truth_path
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
 
 TINY = CameraSettings(128, 72, 2.0, "h264", 4.0, 0, 30)
 

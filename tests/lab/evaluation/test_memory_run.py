@@ -238,7 +238,7 @@ def test_quick_settings_hold_each_policy_once_at_an_eighth_and_ours_at_every_sha
 
 def test_standard_settings_are_the_whole_product():
     ways = len(organisers.names()) * len(retrievers.names())
-    bounded = [setting for setting in memory_grid("standard") if setting.bounded]
+    bounded = [setting for setting in memory_grid("standard") if setting.share < 1]
     assert len(bounded) == len(SHARES) * (len(compressors.names()) - 1) * ways
     assert sum(setting.compressor == "none" and not setting.everything for setting in memory_grid("standard")) == ways
     with pytest.raises(ConfigError, match="unknown settings 'slow'; there are: basic, quick, standard"):

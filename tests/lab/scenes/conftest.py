@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.lab.scenes import make_scene
 from cluster.lab.scenes.encode import encode_scene
+from cluster.lab.scenes.scene import make_scene
 
 
 def small_scene(split="train", index=0, *, event="any", seconds=24.0, **camera):

@@ -7,8 +7,8 @@ from av.video.frame import PictureType
 
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
-from cluster.lab.scenes import SceneRenderer
 from cluster.lab.scenes.encode import encode_scene, partial_path
+from cluster.lab.scenes.render import SceneRenderer
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.types import PatchGeometry
 

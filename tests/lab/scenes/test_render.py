@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from cluster.lab.scenes import SceneRenderer, make_scene
+from cluster.lab.scenes.render import SceneRenderer
+from cluster.lab.scenes.scene import make_scene
 
 
 def test_pictures_are_the_same_for_the_same_instant_and_carry_noise():

@@ -4,18 +4,12 @@ import numpy as np
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes import (
-    EVENT_KINDS,
-    SPLITS,
-    SceneRenderer,
-    make_scene,
-    memory_questions,
-    phrasings,
-    standing_question,
-)
 from cluster.lab.scenes.actors import Actor, Conditions, Keyframe
 from cluster.lab.scenes.layouts import _TEST_TEXTURES, _TRAIN_TEXTURES, ASPECT
-from cluster.lab.scenes.scene import _CAMERAS
+from cluster.lab.scenes.questions import memory_questions, phrasings, standing_question
+from cluster.lab.scenes.render import SceneRenderer
+from cluster.lab.scenes.scene import _CAMERAS, make_scene
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS
 
 
 @pytest.fixture

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes import EVENT_KINDS, SceneRenderer, memory_questions, standing_question, window_label
+from cluster.lab.scenes.questions import memory_questions, standing_question
+from cluster.lab.scenes.render import SceneRenderer
 from cluster.lab.scenes.truth import SceneTruth, scene_truth
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, window_label
 
 
 def test_it_names_what_makes_the_scene_again(fall):

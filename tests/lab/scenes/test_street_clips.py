@@ -5,8 +5,8 @@ from av.video.frame import PictureType
 from street_footage import make_all_clips
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes import SceneRenderer
 from cluster.lab.scenes.actors import CameraSettings
+from cluster.lab.scenes.render import SceneRenderer
 from cluster.lab.scenes.street_clips import CLIP_KINDS, make_clip, street_scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 

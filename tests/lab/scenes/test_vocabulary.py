@@ -1,6 +1,6 @@
 import pytest
 
-from cluster.lab.scenes import SceneEvent, window_label
+from cluster.lab.scenes.vocabulary import SceneEvent, window_label
 
 
 @pytest.mark.parametrize(

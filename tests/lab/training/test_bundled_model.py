@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 import cluster
-from cluster.lab.scenes import EVENT_KINDS, standing_question
+from cluster.lab.scenes.questions import standing_question
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.lab.training.config import SHAPES
 from cluster.lab.training.examples import ValidationExamples
 from cluster.lab.training.loss import margins

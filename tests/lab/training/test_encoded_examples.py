@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes import make_scene
 from cluster.lab.scenes.encode import encode_scene
+from cluster.lab.scenes.scene import make_scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.training.config import Shape
 from cluster.lab.training.encoded_examples import (

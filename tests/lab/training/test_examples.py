@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from cluster.lab.scenes import EVENT_KINDS, make_scene, phrasings, standing_question, window_label
+from cluster.lab.scenes.questions import phrasings, standing_question
+from cluster.lab.scenes.scene import make_scene
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, window_label
 from cluster.lab.training.examples import (
     Example,
     TowerExamples,

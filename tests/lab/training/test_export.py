@@ -8,7 +8,8 @@ import torch
 from transformers import AutoTokenizer
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes import EVENT_KINDS, phrasings, standing_question
+from cluster.lab.scenes.questions import phrasings, standing_question
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.lab.training import run as training
 from cluster.lab.training.config import SHAPES, Settings, Shape, StageSettings
 from cluster.lab.training.examples import Example, ValidationExamples

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from cluster.lab.scenes import SceneEvent
+from cluster.lab.scenes.vocabulary import SceneEvent
 from cluster.lab.training.pruning import LABELS, MIN_COVERAGE, coverage, token_labels
 from cluster.types import PatchGrid
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from cluster.engine.native import NativeEngine
-from cluster.lab.scenes import EVENT_KINDS, make_scene, standing_question
+from cluster.lab.scenes.questions import standing_question
+from cluster.lab.scenes.scene import make_scene
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.lab.training.config import Shape
 from cluster.lab.training.examples import Example, ExampleQuestion
 from cluster.lab.training.loss import margins

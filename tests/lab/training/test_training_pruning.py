@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cluster.lab.scenes import make_scene
+from cluster.lab.scenes.scene import make_scene
 from cluster.lab.training.config import Shape
 from cluster.lab.training.pruning import (
     ImageDegradation,

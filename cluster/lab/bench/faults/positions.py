@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,13 @@ def qwen2_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per
     return qwen2_5_vl(system, numbered, question, 1)
 
 
-def _sequential(system: int, frames: Sequence[SeenFrame], question: int, *, square: bool) -> list[Position]:
-    """Text and pictures in sequence. ``square``: a picture advances the position by its longer side, and its tokens are
-    at (0, row, column) from its start; otherwise tokens are numbered consecutively."""
+def sequential(
+    system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int, *, square: bool
+) -> list[Position]:
+    """Text and pictures in sequence, whatever the time. ``square``: a picture advances the position by its longer side,
+    and its tokens are at (0, row, column) from its start, as in Qwen3-VL (arXiv 2511.21631, 2); otherwise every frame
+    takes up the positions of all its tokens, however many are kept, as in InternVL."""
+    del tokens_per_second
     written = next((frame.cells for frame in frames if frame.cells), [])
     before = list(itertools.takewhile(lambda cell: cell[0] < 0, written))
     behind = [cell for cell in written[len(before) :] if cell[0] < 0]
@@ -96,26 +101,12 @@ def _sequential(system: int, frames: Sequence[SeenFrame], question: int, *, squa
     return positions + [(following + at,) * 3 for at in range(question)]
 
 
-def qwen3_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
-    """Qwen3-VL (arXiv 2511.21631, 2)."""
-    del tokens_per_second
-    return _sequential(system, frames, question, square=True)
-
-
-def internvl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
-    """InternVL: every frame takes up the positions of all its tokens, however many are kept."""
-    del tokens_per_second
-    return _sequential(system, frames, question, square=False)
-
-
 Rule = Callable[[int, Sequence[SeenFrame], int, int], list[Position]]
 RULES: dict[str, Rule] = {
     "qwen2_5_vl": qwen2_5_vl,
     "qwen2_vl": qwen2_vl,
-    "qwen3_vl": qwen3_vl,
-    "internvl": internvl,
-    "llava_next_video": internvl,
-    "llava_onevision": internvl,
+    "qwen3_vl": partial(sequential, square=True),
+    **dict.fromkeys(("internvl", "llava_next_video", "llava_onevision"), partial(sequential, square=False)),
 }
 
 

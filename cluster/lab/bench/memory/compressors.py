@@ -29,7 +29,7 @@ from cluster.lab.bench.harness import BenchResult, print_progress, timed_calls
 from cluster.lab.bench.memory.footage import CAMERA, Footage, Watched, covered_cells
 from cluster.lab.evaluation.memory.answer import load_head_tokens, open_memory
 from cluster.lab.evaluation.memory.recording import STREAM
-from cluster.lab.evaluation.memory.settings import ShareSetting
+from cluster.lab.evaluation.memory.settings import THINNING, ShareSetting
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.lab.scenes.truth import SceneTruth
 from cluster.memory.eviction import compress, join_frames
@@ -37,7 +37,6 @@ from cluster.memory.head_memory import KVChunk, LayerKV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.registry import compressors
 from cluster.types import MICROSECONDS, MemorySpec
 
 CAPS = (1024, 4096)
@@ -52,11 +51,6 @@ SHARES = (8, 16)
 _COMPARED = (("cords", "infinipot_v"), ("infinipot_v", "uniform"))
 
 
-def _names() -> list[str]:
-    """Names of all compressors but ``none``."""
-    return [name for name in compressors.names() if name != "none"]
-
-
 def measure_cost(footage: Footage) -> BenchResult:
     """Figures ``compress_share_<name>``: the worst clip and cap for the bench model."""
     args = footage.args
@@ -64,7 +58,7 @@ def measure_cost(footage: Footage) -> BenchResult:
     for model in dict.fromkeys((args.bench_model, args.model)):
         for watched in footage.watched(model):
             for cap in args.caps:
-                specs = {name: MemorySpec(compressor=name, organiser="frames", retriever="top_k") for name in _names()}
+                specs = {name: MemorySpec(compressor=name, organiser="frames", retriever="top_k") for name in THINNING}
                 for name, spec in {PRODUCTION: MemorySpec(), **specs}.items():
                     rows.append(_cost_row(model, watched, name, spec, cap))
             print_progress(f"compress: {model} on {watched.clip}")
@@ -166,7 +160,7 @@ def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     # Per layer and head: all tokens, and those held.
     held: dict[str, list[tuple[LayerKV, LayerKV]]] = {}
-    for name in _names():
+    for name in THINNING:
         memory, violations = _remember(chunks, ShareSetting(name, "frames", "top_k", share=1 / share))
         held[name] = [
             (LayerKV(*(part[h : h + 1] for part in (layer.key, layer.value, layer.frame, layer.cell))), kept)

@@ -149,7 +149,7 @@ class WatchedEngine(NativeEngine):
             rows = rotate_wide(rows, cos, sin).flatten(1, 2)
             for h, (table, chosen) in enumerate(zip(tables, named, strict=True)):
                 mass = _attention(rows[h], keys[layer][h, : table.tokens])
-                self.recalls.append(_recall(mass, chosen))
+                self.recalls.append(float(chosen[mass.topk(min(TOP, len(mass))).indices].float().mean()))
                 self.shares.append(float(chosen.float().mean()))
                 self.masses.append(float(mass[chosen].sum() / mass.sum()))
                 self.bests.append(best_clusters(mass, table, int(chosen.sum())))
@@ -177,8 +177,3 @@ def best_clusters(mass: Tensor, table: ClusterTable, tokens: int) -> float:
     order = (of_cluster / table.count).argsort(descending=True)
     taken = table.count[order].cumsum(0) <= tokens
     return float(of_cluster[order[taken]].sum() / mass.sum())
-
-
-def _recall(mass: Tensor, chosen: Tensor) -> float:
-    """Chosen share of the ``TOP`` tokens with the most mass."""
-    return float(chosen[mass.topk(min(TOP, len(mass))).indices].float().mean())

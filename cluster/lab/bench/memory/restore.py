@@ -13,12 +13,12 @@ from torch import Tensor
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.lab.bench.harness import BenchResult, print_progress
-from cluster.lab.bench.memory.footage import CAMERA, QUESTIONS, Footage
+from cluster.lab.bench.memory.footage import CAMERA, QUESTIONS, Footage, run_question
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models.base import VisionLanguageModel
-from cluster.types import AskSpec, FrameSample, MemorySpec, StreamSpec
+from cluster.types import FrameSample, MemorySpec, StreamSpec
 
 _TIER_BYTES = 2**29
 _ROUNDS = 3
@@ -87,9 +87,4 @@ def _watch(engine: NativeEngine, spec: StreamSpec, samples: Sequence[FrameSample
 
 def _ask(engine: NativeEngine) -> list[Tensor]:
     """First-token logits of each question's answer."""
-    found = []
-    for text in QUESTIONS:
-        run = engine.ask(AskSpec(CAMERA, text, max_new_tokens=1))
-        run.step()
-        found.append(run.logits)
-    return found
+    return [run_question(engine, text).logits for text in QUESTIONS]

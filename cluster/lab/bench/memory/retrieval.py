@@ -43,7 +43,7 @@ from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 from cluster.memory.tiers.remote import RemoteTier
 from cluster.memory.tiers.stack import TierStack
 from cluster.models.base import VisionLanguageModel
-from cluster.types import MICROSECONDS, AskSpec, MemorySpec
+from cluster.types import MICROSECONDS, MemorySpec
 
 TOKENS_SHARE = 0.1
 """Share of all tokens that the token retriever reads."""
@@ -220,7 +220,7 @@ class Remembered:
 
     def _top_recall(self, text: str) -> float:
         self.bank.listen = True
-        self.engine.ask(AskSpec(CAMERA, text, max_new_tokens=1)).step()
+        run_question(self.engine, text)
         self.bank.listen = False
         assert self.bank.listener is not None
         found = []

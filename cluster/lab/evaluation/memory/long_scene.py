@@ -202,7 +202,9 @@ class LongScene:
     def episodes(self) -> tuple[Episode, ...]:
         """Episodes in order, with at least four quiet seconds before, between and after."""
         rng, events = self._chance(2), self._chance(3)
-        rare, common = self._palette(rng)
+        # The first rare colour passes once, the second stops once, the others never occur.
+        rare = [str(color) for color in rng.permutation(sorted(COLORS))[:_RARE_COLORS]]
+        common = [color for color in COLORS if color not in rare]
         first, second = np.sort(rng.uniform(*_NEEDLES, size=2)) * self.seconds
         needles = [(float(first), VehiclePass(rare[0])), (float(second), VehiclePass(rare[1], stops=True))]
         if rng.random() < 0.5:
@@ -241,11 +243,6 @@ class LongScene:
     @cached_property
     def _layout(self) -> Layout:
         return make_layout(self.split, self._chance(0))
-
-    def _palette(self, rng: np.random.Generator) -> tuple[list[str], list[str]]:
-        """Rare colours (the first passes once, the second stops once, the others never occur) and common ones."""
-        rare = [str(color) for color in rng.permutation(sorted(COLORS))[:_RARE_COLORS]]
-        return rare, [color for color in COLORS if color not in rare]
 
     def _quiet(self, rng: np.random.Generator) -> float:
         return float(max(_MIN_QUIET_S, rng.uniform(0.4, 1.6) * self.quiet_s))

@@ -11,6 +11,8 @@ from cluster.registry import compressors, organisers, retrievers
 from cluster.types import MemorySpec
 
 SHARES = (1 / 4, 1 / 8, 1 / 16)
+THINNING = tuple(name for name in compressors.names() if name != "none")
+"""Names of the compressors that drop tokens."""
 GRIDS = ("basic", "quick", "standard")
 
 # Production defaults: "ours".
@@ -54,10 +56,6 @@ class ShareSetting:
         share = Fraction(self.share).limit_denominator(1024)
         return f"{self.compressor}/{self.organiser}/{self.retriever}{reads}@{share}"
 
-    @property
-    def bounded(self) -> bool:
-        return self.share < 1
-
     def spec(self, *, frames: int, full_bytes: int, tier_bytes: int) -> MemorySpec:
         """Memory specification for a scene of ``frames`` frames. ``full_bytes``: of all their KV, frame numbers and
         cells; ``tier_bytes``: size of the tier, the cap of an unbounded memory."""
@@ -67,7 +65,7 @@ class ShareSetting:
             compressor=self.compressor,
             organiser=self.organiser,
             retriever=self.retriever,
-            cap_bytes=max(1, int(self.share * full_bytes)) if self.bounded else tier_bytes,
+            cap_bytes=max(1, int(self.share * full_bytes)) if self.share < 1 else tier_bytes,
             block_frames=block,
             kv_dtype="model" if self == FULL else _OURS.kv_dtype,
             retriever_options=options,
@@ -97,10 +95,9 @@ def memory_grid(name: str) -> list[ShareSetting]:
     """
     if name not in GRIDS:
         raise ConfigError(f"unknown settings {name!r}; there are: {', '.join(GRIDS)}")
-    thinning = [each for each in compressors.names() if each != "none"]
     found = [FULL, ours(1.0), *map(ours, SHARES)]
     if name == "quick":
-        found += [ShareSetting(each, _OURS.organiser, _OURS.retriever, share=1 / 8) for each in thinning]
+        found += [ShareSetting(each, _OURS.organiser, _OURS.retriever, share=1 / 8) for each in THINNING]
         found += [
             ShareSetting(_OURS.compressor, each, _NATURAL.get(each, _OURS.retriever), share=1 / 8)
             for each in organisers.names()
@@ -108,5 +105,5 @@ def memory_grid(name: str) -> list[ShareSetting]:
     elif name == "standard":
         ways = list(product(organisers.names(), retrievers.names()))
         found += [ShareSetting("none", *way) for way in ways]
-        found += [ShareSetting(each, *way, share=share) for share in SHARES for each in thinning for way in ways]
+        found += [ShareSetting(each, *way, share=share) for share in SHARES for each in THINNING for way in ways]
     return list(dict.fromkeys(found))

@@ -9,10 +9,12 @@ import pytest
 from actors.cli.evaluate import _made
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.datasets import Dataset, check_validation, load_dataset
-from cluster.lab.scenes import EVENT_KINDS, make_scene, standing_question
 from cluster.lab.scenes.dataset import INDEX
 from cluster.lab.scenes.encode import encode_scene
+from cluster.lab.scenes.questions import standing_question
+from cluster.lab.scenes.scene import make_scene
 from cluster.lab.scenes.truth import SceneTruth
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
 
 
 @pytest.fixture(scope="module")
