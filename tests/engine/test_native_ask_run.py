@@ -21,9 +21,9 @@ from cluster.memory.bank import MemoryBank
 from cluster.memory.retrieve.rekv import ReKV
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import INSTRUCTION
+from cluster.models.loading import load_model
 from cluster.registry import organisers
 from cluster.types import MICROSECONDS, Answer, AskSpec, MemorySpec, Moment, Question, StreamSpec
 

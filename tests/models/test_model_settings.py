@@ -9,7 +9,8 @@ import torch
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ModelError
-from cluster.models import catalog, load_model
+from cluster.models import catalog
+from cluster.models.loading import load_model
 from cluster.models.settings import FILE, ModelSettings
 
 
