@@ -6,9 +6,14 @@ full length. A window opens at the last complete frame at or before its start, s
 present (CodecSight section 3.4.1: the overlap starts at an anchor).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cluster.engine.window.stream import StreamFrame
 
 # How far before its start a window may open. Anchors come every 16 s; if a decoder sends none for longer than this,
 # windows open at their start, which bounds memory.
@@ -17,19 +22,6 @@ LOOKBACK = 30_000_000
 # Windows computed after a (fresh) start before the static gate may repeat answers: the first holds a single stride, and
 # repeating its answer would hide for `max_idle_s` that the camera has only just come up.
 FIRST_WINDOWS = 2
-
-
-class Timed(Protocol):
-    """A frame's pts, duration and completeness."""
-
-    @property
-    def pts(self) -> int: ...
-
-    @property
-    def duration(self) -> int: ...
-
-    @property
-    def complete(self) -> bool: ...
 
 
 def clock_tolerance(duration: int) -> int:
@@ -41,12 +33,12 @@ def clock_tolerance(duration: int) -> int:
     return duration // 8
 
 
-def window_time(frame: Timed) -> int:
+def window_time(frame: StreamFrame) -> int:
     """Time by which a frame is assigned to windows: those with ``start <= window_time < end``."""
     return frame.pts + clock_tolerance(frame.duration)
 
 
-def covered_until(frame: Timed) -> int:
+def covered_until(frame: StreamFrame) -> int:
     """End of a frame's video less the tolerance, so that rounding never extends it into the next stride."""
     return frame.pts + frame.duration - clock_tolerance(frame.duration)
 
@@ -100,7 +92,7 @@ class WindowClock:
         return closed
 
 
-def opening_index(frames: Sequence[Timed], start: int) -> int:
+def opening_index(frames: Sequence[StreamFrame], start: int) -> int:
     """Index of the frame that opens a window starting at ``start``: the last complete frame at or before it, within
     ``LOOKBACK``; else the first frame at or after ``start``; ``len(frames)`` if there is neither."""
     found: int | None = None
