@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from cluster.engine.window.stream import StreamFrame
+    from cluster.types import FrameSample
+
+    Timed: TypeAlias = StreamFrame | FrameSample
 
 # How far before its start a window may open. Anchors come every 16 s; if a decoder sends none for longer than this,
 # windows open at their start, which bounds memory.
@@ -33,12 +36,12 @@ def clock_tolerance(duration: int) -> int:
     return duration // 8
 
 
-def window_time(frame: StreamFrame) -> int:
+def window_time(frame: Timed) -> int:
     """Time by which a frame is assigned to windows: those with ``start <= window_time < end``."""
     return frame.pts + clock_tolerance(frame.duration)
 
 
-def covered_until(frame: StreamFrame) -> int:
+def covered_until(frame: Timed) -> int:
     """End of a frame's video less the tolerance, so that rounding never extends it into the next stride."""
     return frame.pts + frame.duration - clock_tolerance(frame.duration)
 
@@ -92,7 +95,7 @@ class WindowClock:
         return closed
 
 
-def opening_index(frames: Sequence[StreamFrame], start: int) -> int:
+def opening_index(frames: Sequence[Timed], start: int) -> int:
     """Index of the frame that opens a window starting at ``start``: the last complete frame at or before it, within
     ``LOOKBACK``; else the first frame at or after ``start``; ``len(frames)`` if there is neither."""
     found: int | None = None
