@@ -26,7 +26,6 @@ from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.control.fleet_settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
-from cluster.memory import prefetch
 from cluster.replica import frames_service as frames
 from cluster.replica import memory_service as memory
 from cluster.replica.ask_queue import Conversations
@@ -110,7 +109,7 @@ class Replica(InnerProcess):
         self._answered = metrics.AnsweredCameras()
         spans = make_spans(self._config.tracing, f"replica-{self._instance}")
         traces = ReplicaTraces(spans) if spans is not None else None
-        self._tier_metrics = MemoryCollector(bank.tiers, lambda: prefetch.TOTALS)
+        self._tier_metrics = MemoryCollector(bank.tiers)
         metrics.REGISTRY.register(self._tier_metrics)
         if (gpus := metrics.gpu_collector()) is not None:
             metrics.REGISTRY.register(gpus)

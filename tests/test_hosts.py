@@ -112,11 +112,9 @@ def test_a_container_s_limit_of_cpus_counts(monkeypatch, tmp_path, files, cores)
 def test_a_model_has_its_share_of_the_cores_of_its_machine(monkeypatch, model, neighbours, threads):
     import torch
 
-    import cluster.models
-
     told = []
     monkeypatch.setattr("cluster.replica.engine.usable_cores", lambda: 6)
     monkeypatch.setattr(torch, "set_num_threads", told.append)
-    monkeypatch.setattr(cluster.models, "load_model", lambda *_, **__: None)
+    monkeypatch.setattr("cluster.models.loading.load_model", lambda *_, **__: None)
     load_configured(SightlineConfig(model=model, cluster={"replicas": 32}), neighbours)
     assert told == [threads]

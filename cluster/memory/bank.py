@@ -22,7 +22,7 @@ from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.memory.writer import THREADS, LastWrite, MemoryWriter, PendingSave, SnapshotOf, Window
 from cluster.registry import retrievers
-from cluster.types import MICROSECONDS, DeletedMemory, MemorySpec, MemoryStatus
+from cluster.types import MICROSECONDS, DeletedMemory, MemorySpec
 
 log = logging.getLogger(__name__)
 
@@ -425,10 +425,6 @@ class MemoryBank:
             self._close_memory(stream)
             self._released.pop(stream, None)
         return deleted
-
-    def memory_status(self, stream: str) -> MemoryStatus:
-        """Contents and health of a stream's memory; ``NotReadyError`` if it has none."""
-        return self.get_memory(stream)[0].status()
 
     def memory_reports(self) -> dict[str, MemoryReport]:
         """Reports of all streams, of released ones as of their release, with the tiers' current state. Callable from

@@ -1,6 +1,6 @@
 """Vision-language models: one file per family; checkpoints and layers come from transformers.
 
-``load_model("tiny-qwen2_5_vl")`` gives a random-weight preset, ``load_model("/path/or/hub-id")`` a checkpoint.
+``loading.load_model("tiny-qwen2_5_vl")`` gives a random-weight preset, ``load_model("/path/or/hub-id")`` a checkpoint.
 
 Adding a family, in six steps:
 
@@ -16,19 +16,3 @@ Adding a family, in six steps:
 6. Add a ``tiny-`` and a ``bench-`` preset to ``presets``: the shared test matrix runs every oracle on the first,
    ``sightline bench families`` measures both.
 """
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from cluster.models.loading import load_model as load_model
-
-__all__ = ["load_model"]
-
-
-def __getattr__(name: str) -> Any:
-    # torch and transformers take seconds to import, and the CLI's --help and the decoders never need them.
-    if name == "load_model":
-        from cluster.models.loading import load_model
-
-        return load_model
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,6 +33,12 @@ class InternVL(SequentialFrames):
     frame_brackets = ("<img>", "</img>\n")
     pixel_mean, pixel_std = IMAGENET_MEAN, IMAGENET_STD
 
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        self._encoder_layers = self._tower.encoder.layer
+        self._patch_projection = self._tower.embeddings.patch_embeddings.projection
+        self._class_tokens, self._placeholder = 1, int(self.model.config.image_token_id)
+
     def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
         config, vision = checkpoint.model.config, checkpoint.model.config.vision_config
         (height, width), (patch, patch_width) = vision.image_size, vision.patch_size
@@ -77,26 +83,7 @@ class InternVL(SequentialFrames):
     def _tower_layers(self) -> list[_TowerLayer]:
         return [_TowerLayer(layer) for layer in self._encoder_layers[: self._depth]]
 
-    @property
-    def _encoder_layers(self) -> Any:
-        return self._tower.encoder.layer
-
-    @property
-    def _patch_projection(self) -> Any:
-        return self._tower.embeddings.patch_embeddings.projection
-
-    @property
-    def _class_tokens(self) -> int:
-        return 1
-
-    def _projected(self, patches: int) -> int:
-        return patches // self.geometry.merge**2
-
     # -- the reference ----------------------------------------------------------------------------
-    @property
-    def _placeholder(self) -> int:
-        return int(self.model.config.image_token_id)
-
     def _pixels(self, frames: Sequence[PatchBatch]) -> dict[str, Tensor]:
         return {"pixel_values": torch.stack([self._picture(frame) for frame in frames])}
 

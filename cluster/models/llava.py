@@ -1,7 +1,7 @@
 """LLaVA's video families: square CLIP or SigLIP tower with absolute positions, pooled to a quarter of its patches."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,10 @@ class Llava(SequentialFrames):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         self._tower.config._attn_implementation = PACKED
+        self._encoder_layers = self._tower.encoder.layers
+        self._patch_projection = self._tower.embeddings.patch_embedding
+        self._class_tokens = int(hasattr(self._tower.embeddings, "class_embedding"))
+        self._placeholder = int(self.model.config.video_token_index)
 
     def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
         config, vision = checkpoint.model.config, checkpoint.model.config.vision_config
@@ -55,22 +59,6 @@ class Llava(SequentialFrames):
         features: Tensor = hidden[0] if rows is None else hidden[0, rows]
         return features
 
-    @property
-    def _class_tokens(self) -> int:
-        return int(hasattr(self._tower.embeddings, "class_embedding"))
-
-    @property
-    def _encoder_layers(self) -> Any:
-        return self._tower.encoder.layers
-
-    @property
-    def _patch_projection(self) -> Any:
-        return self._tower.embeddings.patch_embedding
-
     # -- the reference ----------------------------------------------------------------------------
-    @property
-    def _placeholder(self) -> int:
-        return int(self.model.config.video_token_index)
-
     def _pixels(self, frames: Sequence[PatchBatch]) -> dict[str, Tensor]:
         return {"pixel_values_videos": torch.stack([self._picture(frame) for frame in frames])[None]}

@@ -49,6 +49,3 @@ class LlavaNextVideo(Llava):
         pooled = features.view(-1, 4, features.shape[-1]).mean(1)
         visual = self.model.model.multi_modal_projector(pooled)
         return list(torch.split(visual.to(self.dtype), [len(frame.cells) for frame in frames]))
-
-    def _projected(self, patches: int) -> int:
-        return patches // 4

@@ -205,7 +205,8 @@ def _checkpoint(
     config = _config(path)
     if not quantised:
         check_unquantised(path, config.to_dict())
-    settings = _settings(path)
+    found = _find_file(path, FILE)
+    settings = ModelSettings() if found is None else ModelSettings.load(Path(found).parent)
     tokenizer = _read(path, AutoTokenizer.from_pretrained, path)
     family: Any = families.get(config.model_type)
     _check_template(path, family, tokenizer)
@@ -256,11 +257,6 @@ def _config(path: str) -> Any:
     if family not in families:
         raise ModelError(f"model {path!r} is of family {family!r}; supported families: {', '.join(families.names())}")
     return _read(path, AutoConfig.from_pretrained, path)
-
-
-def _settings(path: str) -> ModelSettings:
-    found = _find_file(path, FILE)
-    return ModelSettings() if found is None else ModelSettings.load(Path(found).parent)
 
 
 def _find_file(path: str, name: str) -> str | None:

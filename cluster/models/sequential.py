@@ -22,6 +22,13 @@ class SequentialFrames(VisionLanguageModel):
     # Text before and after every frame.
     frame_brackets: ClassVar[tuple[str, str]] = ("", "")
 
+    # Set by the family: all layers of the tower; the convolution that embeds patches, whose stride equals its kernel
+    # size; the tower's tokens per frame besides its patches; the id of a visual token in transformers' input.
+    _encoder_layers: Any
+    _patch_projection: Any
+    _class_tokens: int
+    _placeholder: int
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         self._tower: Any = self.model.model.vision_tower
@@ -36,21 +43,6 @@ class SequentialFrames(VisionLanguageModel):
         return self._brackets
 
     # -- vision -----------------------------------------------------------------------------------
-    @property
-    @abstractmethod
-    def _encoder_layers(self) -> Any:
-        """All layers of the vision tower."""
-
-    @property
-    @abstractmethod
-    def _patch_projection(self) -> Any:
-        """The convolution that embeds patches; its stride equals its kernel size."""
-
-    @property
-    @abstractmethod
-    def _class_tokens(self) -> int:
-        """Tokens per frame in the tower, in addition to its patches."""
-
     @property
     def _depth(self) -> int:
         """Number of layers to run: feature 0 is the embedding, feature i the output of the i-th layer, -1 the last."""
@@ -92,11 +84,6 @@ class SequentialFrames(VisionLanguageModel):
         return len(before) + grid.tokens + len(after)
 
     # -- the reference ----------------------------------------------------------------------------
-    @property
-    @abstractmethod
-    def _placeholder(self) -> int:
-        """Token id that stands for a visual token in transformers' input."""
-
     @abstractmethod
     def _pixels(self, frames: Sequence[PatchBatch]) -> dict[str, Tensor]:
         """Complete frames as transformers' input."""
@@ -142,9 +129,9 @@ class SequentialFrames(VisionLanguageModel):
         projector = linear_weights(self.model.model.multi_modal_projector)
         return self._patch_projection.weight.numel(), layers, projector, self._depth * self._tower.config.hidden_size
 
-    @abstractmethod
     def _projected(self, patches: int) -> int:
-        """Rows that pass through the projector for this many patches."""
+        """Rows that pass through the projector for this many patches: by default one per group."""
+        return patches // self.geometry.merge**2
 
     def _tower_patches(self, frames: Sequence[PatchBatch]) -> list[int]:
         """Patches of each frame that pass through the tower."""

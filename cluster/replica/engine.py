@@ -29,7 +29,7 @@ def load_configured(config: SightlineConfig, neighbours: int) -> VisionLanguageM
     does not support ``model.dtype`` or ``model.max_pixels``."""
     import torch
 
-    from cluster.models import load_model
+    from cluster.models.loading import load_model
 
     model = config.model
     # Ray starts its workers with one arithmetic thread.

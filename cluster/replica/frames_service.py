@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import grpc.aio
 from sightline.v1 import frames_pb2, frames_pb2_grpc
@@ -17,35 +17,12 @@ from cluster.types import FrameSample, StreamSpec
 from cluster.types.reports import HandOverResult, WindowCounters
 from cluster.wire.convert import frame_from_proto, spec_from_json
 
+if TYPE_CHECKING:
+    from cluster.replica.events import WorkerFrames
+
 log = logging.getLogger(__name__)
 
 Context: TypeAlias = grpc.aio.ServicerContext
-
-
-class FrameHandler(Protocol):
-    """Implemented by the replica. Called on the event loop, sequentially per camera, concurrently across cameras.
-
-    ``on_open`` and ``on_frame`` may raise ``SightlineError`` or ``ValueError``: the decoder is told and continues with
-    a random access frame. After ``UnknownCameraError`` from ``on_frame`` it reopens the camera first. Until
-    ``on_frame`` returns, credit is withheld, which is how a busy replica slows a decoder down.
-    """
-
-    async def on_open(self, spec: StreamSpec) -> None:
-        """Open a camera, or change its questions."""
-
-    async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
-        """Return once the frame has left the replica's queue. ``arrived_s``: monotonic time of its arrival."""
-
-    async def on_close(self, camera: str, flush: bool) -> None:
-        """Close a camera for good; ``flush``: answer its last, incomplete window first."""
-
-    async def on_hand_over(self, camera: str) -> HandOverResult:
-        """Answer a camera's queued windows and close it for another replica, which opens it after this returns."""
-
-    async def on_lost(self, cameras: list[str]) -> None:
-        """The decoder's connection broke; these cameras continue after a gap, from this or another decoder."""
-
-    def counters(self, camera: str) -> WindowCounters: ...
 
 
 class _Arrival(NamedTuple):
@@ -109,7 +86,7 @@ class FramesServicer(frames_pb2_grpc.FramesServicer):
     its own would cost as much as a frame. Refusals, and cameras that send faster than that, do not wait.
     """
 
-    def __init__(self, handler: FrameHandler, *, credit: int = 64, gather_s: float = 0.1) -> None:
+    def __init__(self, handler: WorkerFrames, *, credit: int = 64, gather_s: float = 0.1) -> None:
         self._handler, self._credit, self._gather_s = handler, credit, gather_s
         self._owners: dict[str, _Owner] = {}
 
@@ -132,7 +109,7 @@ class FramesServicer(frames_pb2_grpc.FramesServicer):
 class _Connection:
     """One decoder's stream."""
 
-    def __init__(self, handler: FrameHandler, credit: int, owners: dict[str, _Owner], gather_s: float) -> None:
+    def __init__(self, handler: WorkerFrames, credit: int, owners: dict[str, _Owner], gather_s: float) -> None:
         self._handler, self._credit, self._owners = handler, credit, owners
         self._lanes: dict[str, _Lane] = {}
         self._acks: dict[str, frames_pb2.FrameAck] = {}

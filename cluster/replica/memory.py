@@ -18,6 +18,7 @@ from cluster.config import SightlineConfig
 from cluster.config.secrets import memory_secret
 from cluster.errors import NotReadyError, SightlineError
 from cluster.memory.memory_counts import LOST
+from cluster.memory.prefetch import TOTALS as PREFETCHED
 from cluster.registry import tiers
 from cluster.replica.ask_queue import Conversations
 from cluster.replica.memory_service import ReplayRange
@@ -29,7 +30,6 @@ from cluster.wire.answers import AnswerHub
 if TYPE_CHECKING:
     from cluster.engine.base import Engine
     from cluster.memory.bank import MemoryBank
-    from cluster.memory.prefetch import PrefetchStats
     from cluster.memory.tiers.stack import TierStack
     from cluster.wire.tls import PeerTls
 
@@ -211,16 +211,15 @@ class WorkerMemory:
         another replica has the camera; if not, a memory that no shared tier holds is kept."""
         if self._bank is not None and self._bank.tiers.shared:
             await asyncio.to_thread(self._bank.drop_copies, camera)
-        elif elsewhere:
-            await self._delete_closed(camera)
+            return
 
-    async def _delete_closed(self, camera: str) -> None:
         def delete(engine: Engine) -> None:
             if camera not in self._worker.open_streams():
                 with contextlib.suppress(NotReadyError):
                     engine.delete_memory(camera)
 
-        await asyncio.wrap_future(self._worker.call_on_engine_thread(delete))
+        if elsewhere:
+            await asyncio.wrap_future(self._worker.call_on_engine_thread(delete))
 
 
 class MemoryDeletions:
@@ -305,7 +304,7 @@ _BYTES = {"bytes_in": "in", "bytes_out": "out"}
 _EVENTS = ("hits", "misses", "retries", "stored", "evicted", "damaged", "failures")
 """Exported from the first scrape on, so that rates start at zero; other events appear when they occur."""
 
-_PREFETCHED = ("predicted", "used", "late", "wasted", "missed", "expired")
+_PREFETCH_EVENTS = ("predicted", "used", "late", "wasted", "missed", "expired")
 
 
 def _counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
@@ -316,15 +315,11 @@ def _counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> Cou
 
 
 class MemoryCollector(Collector):
-    """Prometheus collector of one process's tiers; register it beside :data:`cluster.metrics.REGISTRY`.
+    """Prometheus collector of this process's tiers and prefetchers; register it beside
+    :data:`cluster.metrics.REGISTRY`."""
 
-    Args:
-        tiers: the process's tiers.
-        prefetched: returns the counts of its prefetchers.
-    """
-
-    def __init__(self, tiers: TierStack, prefetched: Callable[[], PrefetchStats]) -> None:
-        self._tiers, self._prefetched = tiers, prefetched
+    def __init__(self, tiers: TierStack) -> None:
+        self._tiers = tiers
         self._bytes = {tier.name: 0 for tier in tiers.tiers}
 
     def refresh(self) -> None:
@@ -372,16 +367,15 @@ class MemoryCollector(Collector):
         )
 
     def _of_prefetch(self) -> Iterator[Metric]:
-        stats = self._prefetched()
         yield _counter(
             "sightline_prefetch_blocks",
             "Blocks prefetched for questions: predicted, of these used, late or wasted; missed were not predicted.",
             "event",
-            {event: getattr(stats, event) for event in _PREFETCHED},
+            {event: getattr(PREFETCHED, event) for event in _PREFETCH_EVENTS},
         )
         yield CounterMetricFamily(
-            "sightline_prefetch_transfer_seconds", "Seconds spent loading blocks.", stats.transfer_s
+            "sightline_prefetch_transfer_seconds", "Seconds spent loading blocks.", PREFETCHED.transfer_s
         )
         yield CounterMetricFamily(
-            "sightline_prefetch_waited_seconds", "Seconds of these that computation waited.", stats.waited_s
+            "sightline_prefetch_waited_seconds", "Seconds of these that computation waited.", PREFETCHED.waited_s
         )

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from cluster.control.costs import CostModel, WindowWork
 from cluster.errors import DeviceError, UnavailableError
@@ -23,6 +23,7 @@ from cluster.types.reports import AccountedSpan, HandOverResult, StreamReport, W
 
 if TYPE_CHECKING:
     from cluster.engine.base import Engine
+    from cluster.replica.events import ReplicaEvents
 
 log = logging.getLogger(__name__)
 
@@ -163,22 +164,6 @@ class OpenStream:
         )
 
 
-class WorkerEvents(Protocol):
-    """Events of the engine thread; called on that thread, so implementations must not block."""
-
-    def answered(self, answers: Sequence[Answer], *, late: bool) -> None:
-        """One window was answered; ``late``: after the next one was due."""
-
-    def batch(self, windows: int) -> None:
-        """Windows were computed in one step; gated ones are not counted."""
-
-    def dropped(self, stream: str, reason: str, windows: int) -> None:
-        """Windows were dropped; ``reason`` is a :class:`DropReason` or ``failed``."""
-
-    def lost(self, stream: str, windows: int) -> None:
-        """Windows were lost: their video never arrived, or their camera was reset."""
-
-
 @dataclass(slots=True)
 class StepRunner:
     """Moves frames from cameras' inboxes into the engine, and batches of windows through it, on the engine thread.
@@ -191,7 +176,7 @@ class StepRunner:
     """
 
     engine: Engine
-    events: WorkerEvents
+    events: ReplicaEvents
     streams: Mapping[str, OpenStream]
     lock: threading.Condition
     queue: WindowQueue
@@ -264,7 +249,7 @@ class StepRunner:
     def _flush(self, stream: OpenStream) -> None:
         """Close the incomplete last window of a camera whose source ended."""
         if stream.accounting.in_progress:
-            stream.accounting.close_window()
+            stream.accounting.in_progress = False
             self._enqueue(stream, self.engine.flush(stream.spec.stream))
 
     def _enqueue(self, stream: OpenStream, requests: Sequence[WindowRequest], *, again: bool = False) -> None:
@@ -350,7 +335,7 @@ class StepRunner:
         """Reopen a camera after the engine failed on it; its state cannot be trusted."""
         stream = self.streams[name]
         self._drop(name, "failed", 1 + len(self.queue.discard(name)))
-        stream.accounting.close_window()
+        stream.accounting.in_progress = False
         stream.broken = reason
         self.engine.evict(name)
         self.engine.admit(stream.spec)

@@ -22,15 +22,16 @@ class WindowAccounting:
     until a window is answered; otherwise many short gaps would add up to uncounted windows.
 
     ``closed``: number of closed windows, and the end of the last one since the restart, on the camera's clock.
+    ``in_progress``: whether frames have come since the last window closed; False once the open stride is counted.
 
     Times are the camera's own, in microseconds, as long as they agree with the arrival of frames (monotonic seconds).
     After a clock jump in either direction, the gap's length is how long the frame took to arrive.
     """
 
     closed: tuple[int, int | None] = (0, None)
+    in_progress: bool = False
     _end: int | None = None
     _at_s: float = 0.0
-    _in_progress: bool = False
     _left: float = 0.0
     _dropped: int = 0
     _number: int = -1
@@ -56,11 +57,6 @@ class WindowAccounting:
         """Continue with this frame after missing video."""
         self._gaps.append((sample.pts + sample.duration // 8, self._counted(sample.windows_dropped)))
 
-    @property
-    def in_progress(self) -> bool:
-        """Whether frames have come since the last window closed."""
-        return self._in_progress
-
     def restart(self, sample: FrameSample, arrived_s: float, stride_s: float, *, patient: bool = False) -> int:
         """Restart the windows at a fresh frame, which arrived at ``arrived_s`` (monotonic); returns how many are lost.
         ``patient``: frames are held back, so that arrival times mean nothing."""
@@ -68,10 +64,10 @@ class WindowAccounting:
         if self._end is not None:
             waited_s = 0.0 if patient else arrived_s - self._at_s
             missing += gap_s((sample.pts - self._end) / MICROSECONDS, waited_s) / stride_s
-        lost = max(int(self._in_progress), math.floor(missing + ROUNDING))
+        lost = max(int(self.in_progress), math.floor(missing + ROUNDING))
         self._left = max(0.0, missing - lost)
         lost = max(0, lost - self._counted(sample.windows_dropped) - sum(windows for _, windows in self._gaps))
-        self._end, self._at_s, self._in_progress = sample.pts, arrived_s, False
+        self._end, self._at_s, self.in_progress = sample.pts, arrived_s, False
         self._begin = self._begin or (sample.pts, arrived_s)
         self._gaps.clear()
         # Numbers skipped until here are counted above, by time.
@@ -100,16 +96,12 @@ class WindowAccounting:
             # Arrival time of a frame at the window's end.
             self._end, self._at_s = request.end, arrived_s + (request.end - sample.pts) / MICROSECONDS
         # The frame that closes a window usually lies behind its end and belongs to the next one.
-        self._in_progress = not closed or sample.pts + sample.duration // 8 >= closed[-1].end
+        self.in_progress = not closed or sample.pts + sample.duration // 8 >= closed[-1].end
         return lost
 
     def window_answered(self) -> None:
         """A window was answered: drop the carried remainder."""
         self._left = 0.0
-
-    def close_window(self) -> None:
-        """The open stride became a window, or was counted."""
-        self._in_progress = False
 
     def count_abandoned(self, now_s: float, stride_s: float) -> int:
         """Count the windows lost until now because the decoder died; returns how many."""
@@ -118,7 +110,7 @@ class WindowAccounting:
         passed_s = now_s - self._at_s
         missing = self._left + passed_s / stride_s
         self._end, self._at_s = self._end + round(passed_s * MICROSECONDS), now_s
-        return max(int(self._in_progress), math.floor(missing + ROUNDING) - sum(windows for _, windows in self._gaps))
+        return max(int(self.in_progress), math.floor(missing + ROUNDING) - sum(windows for _, windows in self._gaps))
 
     def accounted(self, settled: int, stride_s: float) -> AccountedSpan | None:
         """Part of the video whose windows are all answered or counted; ``None`` before the first frame. ``settled``:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cluster.control.costs import CostModel
 from cluster.errors import CapacityError, ConfigError, DeviceError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.replica.ask_queue import AskQueue, stopping
-from cluster.replica.steps import OpenStream, PendingFrame, StepRunner, StepTimeEstimator, WorkerEvents
+from cluster.replica.steps import OpenStream, PendingFrame, StepRunner, StepTimeEstimator
 from cluster.replica.window_queue import WindowQueue
 from cluster.types import AskResult, AskSpec, DeletedMemory, FrameSample, StreamSpec
 from cluster.types.cameras import Priority
@@ -27,6 +27,7 @@ from cluster.types.reports import HandOverResult, ReplicaReport, StreamReport, W
 
 if TYPE_CHECKING:
     from cluster.engine.base import Engine
+    from cluster.replica.events import ReplicaEvents
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class EngineWorker:
     def __init__(
         self,
         engine: "Engine",
-        events: WorkerEvents,
+        events: "ReplicaEvents",
         *,
         max_batch: int = 8,
         step_budget_s: float = 1.0,

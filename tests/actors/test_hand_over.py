@@ -24,7 +24,7 @@ STRIDE = 2_000_000
 def model():
     import torch
 
-    from cluster.models import load_model
+    from cluster.models.loading import load_model
 
     torch.set_num_threads(1)
     return load_model("tiny-qwen2_5_vl")

@@ -9,8 +9,8 @@ from window_driver import FAMILIES, PRUNINGS, Driver, camera_of
 
 from cluster.engine.native import NativeEngine
 from cluster.lab.bench.soak import SyntheticCamera
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_model
 
 
 @functools.cache

@@ -110,12 +110,11 @@ def exported():
     from prometheus_client import CollectorRegistry
 
     from cluster import metrics
-    from cluster.memory.prefetch import PrefetchStats
     from cluster.memory.tiers.arena import Arena
     from cluster.memory.tiers.stack import TierStack
 
     registry = CollectorRegistry()
-    registry.register(MemoryCollector(TierStack([Arena(8 << 20)]), PrefetchStats))
+    registry.register(MemoryCollector(TierStack([Arena(8 << 20)])))
     registry.register(FederatedCollector(lambda: {"nobody": "127.0.0.1:9"}))
     registry.register(NodeTierCollector(1, lambda: None))
     families = [*metrics.REGISTRY.collect(), *registry.collect(), *GpuCollector(None, {}).collect()]

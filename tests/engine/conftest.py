@@ -9,8 +9,8 @@ import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.lab.bench.soak import SyntheticCamera
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_model
 from cluster.types import Answer, FrameSample, Question, StreamSpec
 
 torch.set_num_threads(1)

@@ -327,7 +327,7 @@ def test_prefetch_changes_when_blocks_come_and_not_which(make_engine, make_camer
 
 
 def test_bfloat16_stays_close_to_float32(make_camera, reading) -> None:
-    from cluster.models import load_model
+    from cluster.models.loading import load_model
 
     samples = [make_camera().sample(number) for number in range(20)]
     found = []

@@ -16,9 +16,8 @@ from cluster.engine.native.graphed_decode import DecodeStep
 from cluster.engine.native.kernels.slots import SlotsKernel
 from cluster.engine.window.planner import Run
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
-from cluster.models.loading import load_truncated
+from cluster.models.loading import load_model, load_truncated
 from cluster.models.presets import PRESETS
 from cluster.types import Question
 

@@ -15,8 +15,7 @@ from cluster.engine.window import kv as kv_module
 from cluster.engine.window.kv import KVPool, StreamKV, gpu_pool_bytes, rotate, unrotate
 from cluster.errors import CapacityError, ConfigError
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
-from cluster.models import load_model
-from cluster.models.loading import load_shape, load_truncated
+from cluster.models.loading import load_model, load_shape, load_truncated
 
 SLOTS = 64
 

@@ -15,8 +15,8 @@ from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.models import load_model
 from cluster.models.base import FrameSpan, VisionLanguageModel
+from cluster.models.loading import load_model
 from cluster.models.presets import PRESETS
 from cluster.types import MICROSECONDS, AskSpec, MemorySpec, Question, StreamSpec
 

@@ -21,9 +21,9 @@ from cluster.memory.bank import MemoryBank
 from cluster.memory.retrieve.rekv import ReKV
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import INSTRUCTION
+from cluster.models.loading import load_model
 from cluster.registry import organisers
 from cluster.types import MICROSECONDS, Answer, AskSpec, MemorySpec, Moment, Question, StreamSpec
 
@@ -274,7 +274,7 @@ def test_forgetting_makes_the_question_a_new_one() -> None:
     engine, bank, spec = remembering(load_model("tiny-qwen2_5_vl"))
     watch(engine, spec, 40)
     engine.delete_memory("cam")
-    assert sum(bank.memory_status("cam").tier_bytes.values()) == sum(bank.tiers.usage("cam").values()) == 0
+    assert sum(bank.get_memory("cam")[0].status().tier_bytes.values()) == sum(bank.tiers.usage("cam").values()) == 0
     with pytest.raises(NotReadyError, match="has no memory yet"):
         engine.ask(AskSpec("cam", TEXT))
 

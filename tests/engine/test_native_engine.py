@@ -14,8 +14,8 @@ from cluster.engine.native import engine as engine_module
 from cluster.engine.native.plan import window_places
 from cluster.engine.window.score import YesNoScore
 from cluster.errors import ConfigError, DeviceError, NotFiniteError
-from cluster.models import load_model
 from cluster.models.checkpoint import PATCHES_PER_PASS
+from cluster.models.loading import load_model
 from cluster.types import Question, WindowRequest
 
 

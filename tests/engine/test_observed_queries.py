@@ -16,8 +16,8 @@ from cluster.memory.bank import MemoryBank
 from cluster.memory.compress.attention import AttentionCompressor
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_model
 from cluster.models.presets import PRESETS
 from cluster.registry import compressors
 from cluster.types import FrameSample, MemorySpec, Question, StreamSpec

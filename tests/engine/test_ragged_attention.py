@@ -10,7 +10,7 @@ from cluster.engine.native.forward import RaggedAttention
 from cluster.engine.native.kernels.blocks import CPUFlashKernel, SDPAKernel
 from cluster.engine.window.kv import KVPool
 from cluster.engine.window.planner import causal_runs, question_runs, question_tails
-from cluster.models import load_model
+from cluster.models.loading import load_model
 
 SCALE = 0.3
 MODEL = load_model("tiny-qwen2_5_vl", seed=0)

@@ -188,7 +188,7 @@ def test_a_shape_has_the_geometry_and_no_weights(name) -> None:
 
 
 def test_the_bundled_models_shape_is_its_own() -> None:
-    from cluster.models import load_model
+    from cluster.models.loading import load_model
 
     shape, model = load_shape("demo"), load_model("demo")
     assert shape.geometry == model.geometry

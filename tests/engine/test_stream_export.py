@@ -16,7 +16,7 @@ from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.models import load_model
+from cluster.models.loading import load_model
 
 
 @pytest.fixture

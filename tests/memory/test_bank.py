@@ -27,8 +27,8 @@ from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.memory.writer import MemoryWriter
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_model
 from cluster.types import AskSpec, DeletedMemory, MemorySpec
 
 SMALL = MIB // 4

@@ -17,7 +17,7 @@ from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.models import load_model
+from cluster.models.loading import load_model
 from cluster.types import Answer, MemorySpec, Question, StreamSpec
 
 SIDE = 112

@@ -14,7 +14,7 @@ from waiting import until, until_async
 
 from cluster.control.camera_record import DeletionTracker
 from cluster.errors import NotReadyError
-from cluster.models import load_model
+from cluster.models.loading import load_model
 from cluster.replica.ask_queue import Conversations
 from cluster.replica.events import WorkerFrames
 from cluster.replica.memory import MemoryDeletions, WorkerMemory

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from actors.startup import config_digest
 from cluster import metrics
 from cluster.config import load_config
-from cluster.memory.prefetch import TOTALS, Prefetcher, PrefetchStats
+from cluster.memory.prefetch import TOTALS, Prefetcher
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, TierState
 from cluster.memory.tiers.stack import TierStack
@@ -160,7 +160,7 @@ def test_tiers_tell_bytes_hits_and_whether_they_work(monkeypatch):
     tiers.store([(key, Block(kv, kv, places, places))])
     tiers.load([key, BlockKey("gate", 0, 0, 2)])
     registry = CollectorRegistry()
-    collector = MemoryCollector(tiers, PrefetchStats)
+    collector = MemoryCollector(tiers)
     registry.register(collector)
     assert samples(registry)["sightline_tier_bytes", "node"] == 0  # as of the last refresh
     collector.refresh()

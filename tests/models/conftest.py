@@ -6,8 +6,8 @@ import pytest
 import torch
 from overlapping_patches import same_where_shown_twice
 
-from cluster.models import load_model
 from cluster.models.base import PatchBatch, VisionLanguageModel
+from cluster.models.loading import load_model
 from cluster.models.presets import PRESETS
 from cluster.types import PatchGrid
 

@@ -9,10 +9,10 @@ from torch import nn
 from cluster.engine.native import NativeEngine
 from cluster.errors import ConfigError
 from cluster.lab.bench.soak import SyntheticCamera
-from cluster.models import load_model
 from cluster.models.float8 import Float8Linear, check_float8
 from cluster.models.fused import to_float8
 from cluster.models.fused_triton import launch_float8
+from cluster.models.loading import load_model
 from cluster.types import Question, StreamSpec
 
 

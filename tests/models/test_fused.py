@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import cluster
-from cluster.models import fused, load_model
+from cluster.models import fused
 from cluster.models.base import PatchBatch
 from cluster.models.float8 import ALIGNED
 from cluster.models.fused_triton import launch_gated, launch_rotated
 from cluster.models.layers import GatedMLP, layer_rotary
+from cluster.models.loading import load_model
 from cluster.models.presets import PRESETS
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-2}

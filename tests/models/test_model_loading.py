@@ -13,9 +13,8 @@ from cluster.engine.vllm.served_model import write_model_folder
 from cluster.errors import ConfigError, ModelError
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.models import load_model
 from cluster.models.checkpoint import normalise, weights_digest
-from cluster.models.loading import load_shape
+from cluster.models.loading import load_model, load_shape
 from cluster.models.presets import PRESETS
 from cluster.models.settings import ModelSettings
 from cluster.registry import families

@@ -6,8 +6,8 @@ import pytest
 from transformers import LlamaTokenizer
 
 from cluster.errors import ModelError
-from cluster.models import load_model
 from cluster.models.checkpoint import VOCABULARY
+from cluster.models.loading import load_model
 
 
 def test_the_prompt_reads_as_the_family_writes_it(model):

@@ -9,7 +9,8 @@ import torch
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ModelError
-from cluster.models import catalog, load_model
+from cluster.models import catalog
+from cluster.models.loading import load_model
 from cluster.models.settings import FILE, ModelSettings
 
 
@@ -44,22 +45,22 @@ def test_entries_are_read_and_newer_ones_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("{", "cannot be read as JSON"),
-        ("[]", "one JSON object"),
-        ({"window_s": 0}, "window_s must be above 0"),
-        ({"score_temperature": -1}, "score_temperature must be above 0"),
-        ({"score_bias": "much"}, "score_bias must be a number"),
-        ({"score_bias": True}, "score_bias must be a number"),
-        ('{"score_bias": NaN}', "score_bias must be a number"),
-        ({"threshold": 1.5}, "threshold must lie between 0 and 1"),
-        ({"thresholds": {"fall": -0.1}}, "threshold must lie between 0 and 1"),
-        ({"thresholds": 0.5}, "thresholds must map each kind of event to a number"),
-        ({"questions": {"fall": 3}}, "questions must map each kind of event to a text"),
+        ("{", "Invalid JSON"),
+        ("[]", "must be an object"),
+        ({"window_s": 0}, "window_s must be greater than 0"),
+        ({"score_temperature": -1}, "score_temperature must be greater than 0"),
+        ({"score_bias": "much"}, "score_bias must be a valid number"),
+        ({"score_bias": True}, "score_bias must be a valid number"),
+        ('{"score_bias": NaN}', "score_bias must be a finite number"),
+        ({"threshold": 1.5}, "threshold must be less than or equal to 1"),
+        ({"thresholds": {"fall": -0.1}}, "thresholds.fall must be greater than or equal to 0"),
+        ({"thresholds": 0.5}, "thresholds must be an object"),
+        ({"questions": {"fall": 3}}, "questions.fall must be a valid string"),
         ({"layer_profile": [0.5, 1.0]}, "non-increasing"),
         ({"layer_profile": [1.0, -0.1]}, "a share per layer"),
         ({"layer_profile": [0, 0]}, "a share per layer"),
         ({"layer_profile": []}, "a share per layer"),
-        ({"layer_profile": "linear"}, "a share per layer"),
+        ({"layer_profile": "linear"}, "layer_profile must be a valid array"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, body: object, reason: str) -> None:

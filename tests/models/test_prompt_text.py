@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from cluster.engine.native.ask_run import _prompt_tokens
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import INSTRUCTION
+from cluster.models.loading import load_model
 from cluster.models.presets import PRESETS
 from cluster.types import AskSpec
 

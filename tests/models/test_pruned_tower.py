@@ -12,10 +12,10 @@ from transformers.models.internvl.modeling_internvl import eager_attention_forwa
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
-from cluster.models import load_model
 from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.models.checkpoint import PATCHES_PER_PASS
 from cluster.models.llava import Llava
+from cluster.models.loading import load_model
 from cluster.models.presets import PRESETS
 from cluster.types import PatchGrid
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_model
 from cluster.models.presets import PRESETS
 
 

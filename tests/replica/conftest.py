@@ -8,7 +8,7 @@ from worker_parts import HeldEngine
 def tiny_model():
     import torch
 
-    from cluster.models import load_model
+    from cluster.models.loading import load_model
 
     torch.set_num_threads(1)
     return load_model("tiny-qwen2_5_vl")

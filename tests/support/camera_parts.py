@@ -17,7 +17,8 @@ from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.frame_lanes import LostCamera
 from cluster.decoder.frame_sender import FrameSender
 from cluster.decoder.running_camera import RunningCamera
-from cluster.replica.frames_service import FrameHandler, FramesServicer
+from cluster.replica.events import WorkerFrames
+from cluster.replica.frames_service import FramesServicer
 from cluster.tracing import Spans
 from cluster.types import FrameSample, PatchGeometry, StreamSpec
 from cluster.types.reports import WindowCounters
@@ -98,11 +99,11 @@ class Bench:
         for event in events:
             self.camera.on_lost(event)
 
-    def replica(self, handler: FrameHandler, port: int = 0) -> str:
+    def replica(self, handler: WorkerFrames, port: int = 0) -> str:
         """Its address."""
         return self.loop.run(self._serve(handler, port), WAIT_S)
 
-    async def _serve(self, handler: FrameHandler, port: int) -> str:
+    async def _serve(self, handler: WorkerFrames, port: int) -> str:
         server = RpcServer()
         servicer = FramesServicer(handler, credit=16)
         server.add(servicer)

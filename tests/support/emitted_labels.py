@@ -13,7 +13,6 @@ _PRINT = """
 import json
 from typing import get_args
 from cluster import metrics
-from cluster.memory.prefetch import PrefetchStats
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.metrics import NodeTierCollector
 from cluster.memory.tiers.stack import TierStack
@@ -24,7 +23,7 @@ for role in get_args(Role):
     create_zero_series(role, ["sink"])
 camera = metrics.CameraMetrics("camera")
 metrics.WatchMetrics()
-collectors = MemoryCollector(TierStack([Arena(8 << 20)]), PrefetchStats), NodeTierCollector(1, lambda: None)
+collectors = MemoryCollector(TierStack([Arena(8 << 20)])), NodeTierCollector(1, lambda: None)
 families = [*metrics.REGISTRY.collect(), *(family for each in collectors for family in each.collect())]
 print(json.dumps([(sample.name, sample.labels) for family in families for sample in family.samples]))
 """

@@ -28,7 +28,7 @@ from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.models import load_model
+from cluster.models.loading import load_model
 from cluster.replica.memory import WorkerMemory
 from cluster.replica.memory_service import MemoryServicer
 from cluster.replica.thumbnails import ThumbnailStore

@@ -51,7 +51,7 @@ def replica(spans):
     import torch
 
     from cluster.engine.native.engine import NativeEngine
-    from cluster.models import load_model
+    from cluster.models.loading import load_model
 
     torch.set_num_threads(1)
     bank = MemoryBank(TierStack([Arena(32 * 2**20)]))

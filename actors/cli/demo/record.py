@@ -23,7 +23,7 @@ from cluster.lab.report.compare import compare, count_windows, picture_frames
 from cluster.lab.report.records import CameraRecord, ComparedWindow, EventInterval, LiveWindow, Report, SampleFrame
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.scenes.vocabulary import SceneEvent, window_label
-from cluster.models import load_model
+from cluster.models.loading import load_model
 from cluster.types import MICROSECONDS, Answer, CameraStatus, FrameSample, LastAnswer, Question, SampledPicture
 
 PICTURES = 5

@@ -33,7 +33,7 @@ class NativeAskRun:
     * ``ends``: tokens that end an answer
     * ``prefetch``: see :class:`RetrievalSession`
     * ``score``: decides a first token between yes and no; ``None``: greedy, and ``yes`` is 0
-    * ``logits`` ``[vocab]``: of the answer's first token, set by the first step
+    * ``logits`` ``[vocab]``: of the answer's first token; ``retrieval``: its session; both set by the first step
     """
 
     model: VisionLanguageModel
@@ -54,7 +54,6 @@ class NativeAskRun:
         self._result: AskResult | None = None
         self._frames: list[StreamFrame] = []
         self._attention: MemoryAttention | None = None
-        self._retrieval: RetrievalSession | None = None
         # Without a window to take it from: two samples a second.
         self._frame_us = round(MICROSECONDS * self.model.geometry.temporal / 2.0)
         self._moments_found: tuple[Moment, ...] = ()
@@ -67,12 +66,6 @@ class NativeAskRun:
         if self._result is None:
             raise RuntimeError("the question has not been answered yet")
         return self._result
-
-    @property
-    def retrieval(self) -> RetrievalSession:
-        """The retrieval session, available after the first step."""
-        assert self._retrieval is not None
-        return self._retrieval
 
     @lost_device()
     @torch.inference_mode()
@@ -105,7 +98,7 @@ class NativeAskRun:
         self._frames = [frame for frame in self._frames if since <= frame.memory_time < until]
         kv = self.window.kv if self.window is not None else None
         everything = self.ask.since_s is None and self.ask.span is None
-        self._retrieval = RetrievalSession(
+        self.retrieval = RetrievalSession(
             self.memory,
             self.retriever,
             first_frame=0 if everything else self.memory.frames_since(since),
@@ -114,7 +107,7 @@ class NativeAskRun:
             device=self.model.device,
             dtype=self.model.dtype,
         )
-        with self._retrieval as retrieval:
+        with self.retrieval as retrieval:
             held = retrieval.view.log.copy()
             held.delete_before(retrieval.first_frame)
             if retrieval.last_frame is not None:

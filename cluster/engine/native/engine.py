@@ -435,7 +435,7 @@ class NativeEngine(Engine):
         return self._memories().delete_memory(stream, ago_s, newest=newest, life=life)
 
     def memory_status(self, stream: str) -> MemoryStatus:
-        return self._memories().memory_status(stream)
+        return self._memories().get_memory(stream)[0].status()
 
     def _memories(self) -> MemoryBank:
         if self.memories is None:

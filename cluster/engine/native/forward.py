@@ -150,14 +150,6 @@ class _Rows:
         else:
             self.runs = [*window, *(run.moved(len(self.slots)) for run in tail)]
 
-    def pool_slots(self) -> IntArray:
-        """Pool slot of each row."""
-        return self.stream.table[np.concatenate((self.slots, self.stream.tail_slots))]
-
-    def watched(self) -> IntArray:
-        """Indices of the watched rows among those still in the pass."""
-        return self.stream.watched + len(self.slots)
-
     def count_layers(self, until: int) -> None:
         """Account for the layers up to ``until`` (exclusive) that these rows went through since the last call."""
         layers = until - self.stats.layers
@@ -222,6 +214,8 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
 def _attention(rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any], cos: Tensor, sin: Tensor) -> RaggedAttention:
     pool = rows[0].stream.pool
     runs: list[list[Run]] = []
+    # Pool slots of all rows, and indices of the watched rows among those still in the pass.
+    slots: list[IntArray] = []
     watched: list[IntArray] = []
     others: list[IntArray] = []
     past: list[PlacedFrames] = []
@@ -229,7 +223,8 @@ def _attention(rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any], cos: Te
     first = inner = 0
     for each in rows:
         runs.append([run.moved(inner) for run in each.runs])
-        watched.append(each.watched() + first)
+        slots.append(each.stream.table[np.concatenate((each.slots, each.stream.tail_slots))])
+        watched.append(each.stream.watched + len(each.slots) + first)
         others.append(np.arange(first + each.past_rows, first + len(each)))
         if each.stream.past is not None and each.past_rows:
             past.append(each.stream.past.place(pool, each.stream.table, each.slots, first, cos, sin))
@@ -239,7 +234,7 @@ def _attention(rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any], cos: Te
     wanted = np.concatenate(watched)
     return RaggedAttention(
         pool,
-        pool.index(np.concatenate([each.pool_slots() for each in rows])),
+        pool.index(np.concatenate(slots)),
         kernel,
         prepared,
         pool.index(wanted) if len(wanted) else None,

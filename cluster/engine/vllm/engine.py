@@ -93,9 +93,7 @@ class VllmEngine(Engine):
             self._tiers.set_cap(spec.stream, spec.memory.cap_bytes)
         found = None if held or spec.memory is None or checkpoints is None else checkpoints.find_window(spec)
         new = self._admit(spec, found)
-        if checkpoints is not None and new:
-            checkpoints.discard_stale(spec.stream)
-        elif checkpoints is not None and held and spec.memory is None:
+        if checkpoints is not None and (new or (held and spec.memory is None)):
             checkpoints.queue_clear(spec.stream)
 
     def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002

@@ -73,13 +73,6 @@ class WindowCheckpoints:
         """Cancel a stream's queued write, because another process may continue the stream."""
         self._waiting.pop(stream, None)
 
-    def discard_stale(self, stream: str) -> None:
-        """Delete the checkpoint of a stream that starts empty from the tiers, now or once they are available."""
-        down = not all(state.up for state in self.tiers.states().values())
-        # Avoids a deletion, which searches the tiers, if they hold nothing.
-        if down or self.read_manifest(stream) is not None or any(self.tiers.usage(stream).values()):
-            self.queue_clear(stream)
-
     def queue_clear(self, stream: str) -> None:
         """Queue the deletion of everything that the tiers hold of a stream, and cancel its queued write."""
         self.cancel_window(stream)
@@ -118,7 +111,7 @@ class WindowCheckpoints:
     def _write(self, stream: str) -> None:
         if stream in self._clears:
             try:
-                self.tiers.drop(stream)
+                self.tiers.clear(stream)
             finally:
                 self._clears.discard(stream)
         if (window := self._waiting.pop(stream, None)) is not None:

@@ -6,9 +6,17 @@ full length. A window opens at the last complete frame at or before its start, s
 present (CodecSight section 3.4.1: the overlap starts at an anchor).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from cluster.engine.window.stream import StreamFrame
+    from cluster.types import FrameSample
+
+    Timed: TypeAlias = StreamFrame | FrameSample
 
 # How far before its start a window may open. Anchors come every 16 s; if a decoder sends none for longer than this,
 # windows open at their start, which bounds memory.
@@ -17,19 +25,6 @@ LOOKBACK = 30_000_000
 # Windows computed after a (fresh) start before the static gate may repeat answers: the first holds a single stride, and
 # repeating its answer would hide for `max_idle_s` that the camera has only just come up.
 FIRST_WINDOWS = 2
-
-
-class Timed(Protocol):
-    """A frame's pts, duration and completeness."""
-
-    @property
-    def pts(self) -> int: ...
-
-    @property
-    def duration(self) -> int: ...
-
-    @property
-    def complete(self) -> bool: ...
 
 
 def clock_tolerance(duration: int) -> int:

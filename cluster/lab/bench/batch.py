@@ -15,8 +15,8 @@ from cluster.engine.native import NativeEngine
 from cluster.lab.bench.harness import BenchResult, add_model_arguments, positive, print_progress, run_alternating
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.bench.window import QUESTION
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_model
 from cluster.types import Answer, StreamSpec, WindowRequest
 
 # Scores may differ by rounding only: matrix products of other shapes sum in another order.

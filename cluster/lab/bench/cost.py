@@ -24,9 +24,8 @@ from cluster.lab.bench.harness import BenchResult, add_model_arguments, machine,
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.planning.accelerator import platforms
 from cluster.lab.planning.model_card import HALF, kv_token_bytes
-from cluster.models import load_model
 from cluster.models.checkpoint import linear_weights
-from cluster.models.loading import load_shape
+from cluster.models.loading import load_model, load_shape
 from cluster.types import Question, StreamSpec
 
 PLATFORMS = ("a100", "h100", "h200")

@@ -20,8 +20,8 @@ from cluster.engine.native.engine import NativeEngine
 from cluster.lab.bench.frames import add_clip_arguments, clip_names, made_clips, prune_clip, read_clip
 from cluster.lab.bench.harness import BenchResult, positive, print_progress
 from cluster.lab.bench.window import QUESTION, Measured
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_model
 from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, StreamSpec, WindowRequest
 
 REFERENCE = "native_full"

@@ -17,8 +17,8 @@ from cluster.lab.bench import window
 from cluster.lab.bench.harness import BenchResult, against_goals, print_progress
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.check.logits import LogitPair, against_fresh, against_library
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_model
 from cluster.models.presets import PRESETS
 from cluster.registry import families
 from cluster.types import Question, StreamSpec

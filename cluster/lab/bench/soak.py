@@ -17,7 +17,7 @@ import psutil
 from cluster.engine.native import NativeEngine
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult, add_model_arguments, positive, print_progress
-from cluster.models import load_model
+from cluster.models.loading import load_model
 from cluster.types import (
     MICROSECONDS,
     BoolGrid,

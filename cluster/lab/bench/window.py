@@ -31,7 +31,7 @@ from cluster.lab.bench.frames import (
 )
 from cluster.lab.bench.harness import BenchResult, positive, print_progress
 from cluster.lab.report.compare import answer_in_full
-from cluster.models import load_model
+from cluster.models.loading import load_model
 from cluster.registry import refresh_policies
 from cluster.types import MICROSECONDS, Answer, FrameSample, Question, StreamSpec, WindowRequest
 

@@ -23,9 +23,9 @@ from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
 from cluster.hosts import defer_interrupts, start_pool_process
 from cluster.lab.evaluation.datasets import SkippedVideo
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import weights_digest
+from cluster.models.loading import load_model
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -23,9 +23,8 @@ from cluster.lab.training.loop import Stage, StageRun, Tell, load_checkpoint
 from cluster.lab.training.loss import DenseHeads, dense_labels, margins, tower_loss, window_loss
 from cluster.lab.training.pruning import LABELS, picture_grid
 from cluster.lab.training.trainable_model import TrainableModel, initialise_for_training, patch_batches
-from cluster.models import load_model
 from cluster.models.checkpoint import INSTRUCTION
-from cluster.models.loading import find_device
+from cluster.models.loading import find_device, load_model
 from cluster.types import PatchGrid
 
 # Half of the paper's anchor interval: with anchors as the only frames that show static objects, the model soon forgot a

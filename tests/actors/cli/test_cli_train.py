@@ -6,7 +6,7 @@ from actors.cli import main
 from actors.cli.train import _minutes, demo_model
 from cluster.errors import ConfigError
 from cluster.lab.training import run
-from cluster.models import load_model
+from cluster.models.loading import load_model
 
 
 def test_minutes_are_given_per_stage():

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cluster.lab.bench.soak import SyntheticCamera
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_model
 from cluster.models.presets import PRESETS
 from cluster.registry import families
 from cluster.types import Answer, FrameSample, Question, StreamSpec

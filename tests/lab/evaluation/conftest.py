@@ -10,7 +10,7 @@ from cluster.lab.evaluation.datasets import LabelledVideo
 from cluster.lab.evaluation.results import Results, VideoRun, WindowResult
 from cluster.lab.evaluation.settings import Setting
 from cluster.lab.scenes.street_clips import make_clip
-from cluster.models import load_model
+from cluster.models.loading import load_model
 
 torch.set_num_threads(1)
 

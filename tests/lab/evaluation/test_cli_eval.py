@@ -9,7 +9,7 @@ from cluster.lab.scenes.dataset import SceneSet, make_scenes
 from cluster.lab.scenes.questions import standing_question
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.lab.scenes.vocabulary import EVENT_KINDS
-from cluster.models import load_model
+from cluster.models.loading import load_model
 from cluster.models.settings import FILE
 
 WINDOW = ("--window", "8", "--stride", "4", "--settings", "quick", "--jobs", "1")

@@ -29,7 +29,7 @@ from cluster.lab.evaluation.results import Thresholds
 from cluster.lab.evaluation.settings import WindowShape, codecsight, full_computation, ours
 from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_page
-from cluster.models import load_model
+from cluster.models.loading import load_model
 from cluster.models.settings import ModelSettings
 
 SHAPE = WindowShape()

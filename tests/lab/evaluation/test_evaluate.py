@@ -20,7 +20,7 @@ from cluster.lab.evaluation.run import evaluate
 from cluster.lab.evaluation.settings import codecsight, full_computation, ours
 from cluster.lab.evaluation.work import ModelSpec, ResultCache, model_digest, video_digest
 from cluster.lab.scenes.street_clips import make_clip
-from cluster.models import load_model
+from cluster.models.loading import load_model
 
 SETTINGS = [full_computation(SHAPE), codecsight(SHAPE), ours(replace(SHAPE, anchor_interval_s=2), 0.2)]
 

@@ -10,7 +10,7 @@ from cluster.errors import SourceError
 from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.report.compare import answer_in_full, compare, count_windows, picture_frames
 from cluster.lab.scenes.street_clips import make_clip
-from cluster.models import load_model
+from cluster.models.loading import load_model
 from cluster.types import MICROSECONDS, Question, StreamSpec, WindowRequest
 
 QUESTIONS = (Question("person", "Is anyone there?"), Question("car", "Is there a car?"))

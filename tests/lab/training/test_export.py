@@ -16,8 +16,8 @@ from cluster.lab.training.examples import Example, ValidationExamples
 from cluster.lab.training.loop import StageRun
 from cluster.lab.training.run import export, load_mean_weights, train
 from cluster.lab.training.trainable_model import TrainableModel, demo_tokenizer, patch_batches
-from cluster.models import load_model
 from cluster.models.checkpoint import INSTRUCTION
+from cluster.models.loading import load_model
 from cluster.types import PatchGrid
 
 

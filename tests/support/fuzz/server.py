@@ -154,23 +154,23 @@ class Taking:
     """Takes frames of any camera, and counts something."""
 
     async def on_open(self, spec: StreamSpec) -> None:
-        """See ``FrameHandler``."""
+        """See ``WorkerFrames``."""
 
     async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
-        """See ``FrameHandler``."""
+        """See ``WorkerFrames``."""
 
     async def on_close(self, camera: str, flush: bool) -> None:
-        """See ``FrameHandler``."""
+        """See ``WorkerFrames``."""
 
     async def on_hand_over(self, camera: str) -> HandOverResult:
-        """See ``FrameHandler``."""
+        """See ``WorkerFrames``."""
         return HandOverResult(False, self.counters(camera))
 
     async def on_lost(self, cameras: list[str]) -> None:
-        """See ``FrameHandler``."""
+        """See ``WorkerFrames``."""
 
     def counters(self, camera: str) -> WindowCounters:
-        """See ``FrameHandler``."""
+        """See ``WorkerFrames``."""
         return WindowCounters(done=len(camera))
 
 

@@ -9,7 +9,6 @@ from cluster.engine.window.planner import spread_evenly
 from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
 
 
-@dataclass(frozen=True, slots=True)
 class Anchors(RefreshPolicy):
     """CodecSight's selective refresh (section 3.4.1): the overlap's anchor frames, its first frame among them.
 
@@ -26,7 +25,6 @@ class Anchors(RefreshPolicy):
         return Selection(context.mask(np.concatenate((anchors, added))))
 
 
-@dataclass(frozen=True, slots=True)
 class Budget(RefreshPolicy):
     """Recompute the tokens expected to have drifted most; as many as the anchors have, or the budget.
 
@@ -54,7 +52,6 @@ class Budget(RefreshPolicy):
         return Selection(context.mask(order[:wanted]))
 
 
-@dataclass(frozen=True, slots=True)
 class All(RefreshPolicy):
     """Recompute every overlap token: the upper bound of cost and accuracy."""
 
@@ -64,7 +61,6 @@ class All(RefreshPolicy):
         return Selection(np.ones(len(context), dtype=bool))
 
 
-@dataclass(frozen=True, slots=True)
 class Nothing(RefreshPolicy):
     """Reuse everything: the lower bound of cost."""
 
@@ -102,7 +98,6 @@ class Random(RefreshPolicy):
         return Selection(context.mask(generator.permutation(len(context))[:wanted]))
 
 
-@dataclass(frozen=True, slots=True)
 class Shifted(RefreshPolicy):
     """Recompute the frames farthest from any anchor, as many tokens as the anchors have.
 

@@ -25,8 +25,8 @@ from cluster.engine.window.step import WindowWork
 from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans, own_positions
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.scenes.street_clips import make_clip
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_model
 from cluster.models.presets import PRESETS
 from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, Question, StreamSpec
 from cluster.vision import make_pruner

@@ -18,8 +18,8 @@ from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_model
 from cluster.types import MemorySpec, Question, StreamSpec
 
 MODEL = "kv7b-qwen2_5_vl"

@@ -24,9 +24,9 @@ from cluster.memory.organise.table import ClusterTable
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.stack import TierStack
-from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import head_size
+from cluster.models.loading import load_model
 from cluster.types import MICROSECONDS, AskSpec, FrameSample, MemorySpec, StreamSpec
 
 IntArray = npt.NDArray[np.int64]
