@@ -12,7 +12,7 @@ from sightline.v1 import memory_pb2
 from cluster.errors import SightlineError, UnavailableError
 from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.replies import Stream, jsonable
-from cluster.security.limits import FairConcurrencyLimit
+from cluster.security.limits import ConcurrencyLimit
 from cluster.wire.memory_wire import (
     AskAllProgress,
     AskOutcome,
@@ -36,7 +36,7 @@ class FreeQuestions:
 
     def __init__(self, calls: InProcessCalls, limit: int = 32) -> None:
         self._calls = calls
-        self._places = FairConcurrencyLimit(limit, "questions are being answered over HTTP already; ask again later")
+        self._places = ConcurrencyLimit(limit, "questions are being answered over HTTP already; ask again later")
 
     async def ask(self, request: memory_pb2.AskRequest, timeout_s: float) -> AsyncGenerator[str | AskOutcome, None]:
         """Yield the answer's pieces, then its result. Raises ``CapacityError``: too many are running;

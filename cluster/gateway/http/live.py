@@ -21,7 +21,7 @@ from cluster.errors import SightlineError
 from cluster.gateway.directory import Directory
 from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.replies import encoded, jsonable
-from cluster.security.limits import FairConcurrencyLimit
+from cluster.security.limits import ConcurrencyLimit
 from cluster.types import MICROSECONDS, Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.answers import AnswerHub, poll_pause_s, yielding
@@ -200,7 +200,7 @@ class Feed:
 
     def __init__(self, *, limit: int = QUEUE, most: int = MOST_READERS) -> None:
         self._limit = limit
-        self._places = FairConcurrencyLimit(most, "pages follow this gateway already; close one of them")
+        self._places = ConcurrencyLimit(most, "pages follow this gateway already; close one of them")
         self._readers: set[Reader] = set()
         self._closed = False
 
