@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import ray
 
@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 APPLICATION = "processes"
 RUN_ID = "serve"
 """The same across upgrades, so that cameras added at run time stay."""
+OWNER, PROCESS = "owner", "process/"
+"""Keys in Ray's key-value store: the supervisor that owns the processes, and the digest of each one's configuration."""
 POLL_S = 2.0
 STALLED_S = 60.0
 """Seconds without a pass over all processes after which the supervisor reports itself unhealthy."""
@@ -58,9 +60,10 @@ class Supervisor:
         for sentence in cautions(config):
             log.warning("%s", sentence)
         self._config = config
-        self._registry = ProcessRegistry()
+        self._me, self._table = uuid.uuid4().hex.encode(), RayTable("sightline-processes")
         self._watchdog = Watchdog(config.cluster.stall_timeout_s)
-        await asyncio.to_thread(self._registry.claim)
+        # From here on other supervisors change nothing.
+        await asyncio.to_thread(self._table.write, {OWNER: self._me})
         self._looked, self._ending = asyncio.Event(), asyncio.Event()
         self._looked_s = time.monotonic()
         self._listening: set[str] = set()
@@ -121,12 +124,13 @@ class Supervisor:
 
     def _reconcile(self) -> None:
         """Start missing processes; end those no longer wanted or with another configuration."""
-        if not self._registry.is_owner():
+        if self._table.get(OWNER) != self._me:
             return
-        wanted = wanted_processes(self._config, RUN_ID, None, self._registry.names())
-        ending = dict.fromkeys(self._registry.names() - wanted.keys(), True)
+        started = self._started()
+        wanted = wanted_processes(self._config, RUN_ID, None, started)
+        ending = dict.fromkeys(started - wanted.keys(), True)
         for name, process in wanted.items():
-            if find_actor(name) is not None and not self._registry.is_current(name, process.digest):
+            if find_actor(name) is not None and self._table.get(PROCESS + name) != process.digest.encode():
                 ending[name] = not process.keeps_state
         self._end(ending)
         for name, process in wanted.items():
@@ -134,14 +138,17 @@ class Supervisor:
                 log.info("starting %s", name)
                 with contextlib.suppress(ValueError):
                     process.start(self._config.cluster.placement, detached=True)
-                    self._registry.put(name, process.digest)
+                    self._table.write({PROCESS + name: process.digest.encode()})
         self._watchdog.restart_hung(wanted)
 
+    def _started(self) -> set[str]:
+        """Names of the started processes."""
+        return {key.removeprefix(PROCESS) for key in self._table.keys(PROCESS)}
+
     def _end_all(self) -> None:
-        if not self._registry.is_owner():
-            return
-        self._end(dict.fromkeys(self._registry.names(), True))
-        self._registry.clear()
+        if self._table.get(OWNER) == self._me:
+            self._end(dict.fromkeys(self._started(), True))
+            self._table.write({}, self._table.keys(""))
 
     def _end(self, names: dict[str, bool]) -> None:
         """End processes by name; the value says whether they also delete their state. Raises ``TimeoutError``: a name
@@ -159,41 +166,7 @@ class Supervisor:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{', '.join(left)} did not end")
             time.sleep(0.05)
-        self._registry.remove(names)
-
-
-class ProcessRegistry:
-    """Started processes with the digests of their configurations, and the supervisor that owns them, in Ray's
-    key-value store."""
-
-    OWNER = "owner"
-    PROCESS = "process/"
-
-    def __init__(self) -> None:
-        self._me = uuid.uuid4().hex.encode()
-        self._table = RayTable("sightline-processes")
-
-    def claim(self) -> None:
-        """Take ownership; other supervisors change nothing from then on."""
-        self._table.write({self.OWNER: self._me})
-
-    def is_owner(self) -> bool:
-        return self._table.get(self.OWNER) == self._me
-
-    def names(self) -> set[str]:
-        return {key.removeprefix(self.PROCESS) for key in self._table.keys(self.PROCESS)}
-
-    def is_current(self, name: str, digest: str) -> bool:
-        return self._table.get(self.PROCESS + name) == digest.encode()
-
-    def put(self, name: str, digest: str) -> None:
-        self._table.write({self.PROCESS + name: digest.encode()})
-
-    def remove(self, names: Iterable[str]) -> None:
-        self._table.write({}, [self.PROCESS + name for name in names])
-
-    def clear(self) -> None:
-        self._table.write({}, self._table.keys(""))
+        self._table.write({}, [PROCESS + name for name in names])
 
 
 def _application_ends() -> bool:

@@ -1,10 +1,11 @@
 """Atomic file writes, JSON, and errors that say why a file cannot be read or written."""
 
+import base64
 import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,21 @@ def read_json(path: Path) -> Any:
         raise ConfigError(f"{path} is not JSON: {error}") from None
 
 
+def jsonable(body: Any) -> Any:
+    """Convert plain values and dataclasses to dictionaries, lists, text and numbers. NaN and infinity (an age, a failed
+    measurement), which JSON lacks, become None; bytes become base64. Raises ``TypeError``: another type."""
+    return json.loads(json.dumps(body, default=_plain), parse_constant=lambda _: None)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return {each.name: getattr(value, each.name) for each in fields(value)}
+
+
 def json_text(body: Any, *, indent: int | None = 2) -> str:
-    """JSON of plain values and dataclasses. NaN and infinity, from failed measurements or an overflowing model, become
-    null."""
-    known = json.loads(json.dumps(body, default=asdict), parse_constant=lambda _: None)
-    return json.dumps(known, indent=indent)
+    """JSON of a body, see :func:`jsonable`."""
+    return json.dumps(jsonable(body), indent=indent)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,7 +146,7 @@ class Shown:
     def answer(self, question: str, events: Generator[str | AskOutcome, None, None]) -> AskOutcome:
         """Print the pieces as they arrive, then the evidence; the call is closed when this returns or raises. Raises
         ``SightlineError``: the answer failed, or a file cannot be written."""
-        from cluster.wire.memory_wire import AskOutcome
+        from cluster.wire.memory_wire import AskOutcome, outcome_body
 
         quiet = self.json == "-"
         try:
@@ -161,7 +161,7 @@ class Shown:
         if not quiet:
             print()
         files = write_pictures(event, self.pictures) if self.pictures is not None else []
-        print_json(self.json, as_json(event, files))
+        print_json(self.json, outcome_body(event, files))
         self._remarks(question, event)
         if self.explain and not quiet:
             _print_explanation(event)
@@ -240,25 +240,12 @@ def write_pictures(outcome: AskOutcome, folder: Path) -> list[str]:
     return paths
 
 
-def as_json(outcome: AskOutcome, files: list[str]) -> dict[str, Any]:
-    """The result as JSON; ``files``: paths of the pictures, empty if none were requested."""
-    from cluster.wire.memory_wire import ago_s
-
-    body = asdict(outcome.result)
-    body = {"camera": body.pop("stream"), **body, "conversation": outcome.conversation}
-    for number, (moment, entry) in enumerate(zip(outcome.result.moments, body["moments"], strict=True)):
-        entry["ago_s"] = ago_s(outcome.result, moment)
-        if files:
-            entry["picture"] = files[number]
-    return body
-
-
 def _show_all(
     events: Generator[CameraOutcome | AskAllProgress, None, None], *, pictures: Path | None, json: str | None
 ) -> bool:
     """Print answers as they arrive, then their moments by rank. Ctrl-C cancels the question, shows what has arrived and
     makes this return false. Raises ``SightlineError``: the question failed, or a file cannot be written."""
-    from cluster.wire.memory_wire import CameraOutcome, ranked
+    from cluster.wire.memory_wire import CameraOutcome, outcome_body, ranked
 
     answers: list[CameraOutcome] = []
     progress: AskAllProgress | None = None
@@ -299,7 +286,7 @@ def _show_all(
         if each.outcome is not None and pictures is not None
     }
     body = [
-        as_json(each.outcome, files.get(each.camera, [])) | {"incidents": list(each.incidents)}
+        outcome_body(each.outcome, files.get(each.camera, [])) | {"incidents": list(each.incidents)}
         if each.outcome is not None
         else {"camera": each.camera, "error": each.error, "empty": each.empty}
         for each in answers

@@ -148,6 +148,7 @@ def export(
 
     $ sightline cameras export -o cameras.yaml
     """
+    from cluster.config.load import map_texts
     from cluster.control.cameras.managed import entry_to_json, with_variables
     from cluster.kubernetes.resource import as_yaml
 
@@ -158,7 +159,9 @@ def export(
     for camera in cameras:
         if manager is not None and camera.manager != manager:
             continue
-        entry = _literal(loads(entry_to_json(camera.entry, secrets=True)))
+        keys = loads(entry_to_json(camera.entry, secrets=True))
+        # As written, `${` does not refer to a variable.
+        entry = map_texts(keys, lambda text, _: text.replace("${", "$${"))
         if not secrets:
             entry, named = with_variables(entry, variables)
             variables |= dict.fromkeys(named, camera.entry.name)
@@ -170,21 +173,6 @@ def export(
         return
     with writing(output), replacing(output) as part, open(part, "w", encoding="utf-8", opener=open_private) as written:
         written.write(text)
-
-
-def _literal(value: object) -> dict[str, object]:
-    """Escape a ``${`` that is not a reference to a variable."""
-
-    def walk(node: object) -> object:
-        if isinstance(node, str):
-            return node.replace("${", "$${")
-        if isinstance(node, dict):
-            return {key: walk(inner) for key, inner in node.items()}
-        return [walk(each) for each in node] if isinstance(node, list) else node
-
-    found = walk(value)
-    assert isinstance(found, dict)
-    return found
 
 
 def discover(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import Json, Settings, client_credentials, parse_settings
-from actors.cli.output import Progress, check_json_target, console, print_json
+from actors.cli.output import Progress, check_json_target, console, make_table, print_json
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.report.number_format import seconds_text
 
@@ -191,7 +191,7 @@ def profiles() -> None:
     """
     from loadtest.profile import PROFILES
 
-    _list(console(), [(name, PROFILES.load(name).about) for name in PROFILES.names()])
+    console().print(make_table("!profile|about", [(name, PROFILES.load(name).about) for name in PROFILES.names()]))
 
 
 @app.command("faults")
@@ -202,7 +202,7 @@ def list_faults() -> None:
     """
     from loadtest.faults import faults
 
-    _list(console(), [(name, faults.get(name).about) for name in faults.names()])
+    console().print(make_table("!fault|about", [(name, faults.get(name).about) for name in faults.names()]))
 
 
 # -- used by both commands ------------------------------------------------------------------------
@@ -331,12 +331,6 @@ def _report(
     if out is not None:
         write_files(out.parent, {out.name: page(facts, found)})
         screen.print(f"written: {out}", markup=False)
-
-
-def _list(screen: Console, rows: Sequence[tuple[str, str]]) -> None:
-    width = max(len(name) for name, _ in rows)
-    for name, about in rows:
-        screen.print(f"[bold]{name:{width}}[/]  {about}")
 
 
 class _LoadProgress(Progress):

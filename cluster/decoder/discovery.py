@@ -72,7 +72,7 @@ class NetworkSearch:
 
     def __init__(self, allowed: Sequence[Network], *, probe_port: int = PORT) -> None:
         self._allowed, self._port = allowed, probe_port
-        self._places = ConcurrencyLimit(1, "a network is being searched already; try again in a moment")
+        self._places = ConcurrencyLimit(1, "network is being searched already; try again in a moment")
 
     async def search(self, network: str, user: str = "", password: str = "") -> AsyncGenerator[Discovery, None]:
         """Yield progress, and cameras as they are found. Raises ``ConfigError``: see :func:`named_network`, or the
@@ -84,10 +84,11 @@ class NetworkSearch:
         except ImportError:
             raise ConfigError("searching for cameras needs the package onvif-zeep-async on the decoders") from None
         try:
-            async with self._places, contextlib.aclosing(self._search(named, user, password)) as found:
+            with self._places.taken():
                 log.info("searching %s for ONVIF cameras", named)
-                async for each in found:
-                    yield each
+                async with contextlib.aclosing(self._search(named, user, password)) as found:
+                    async for each in found:
+                        yield each
         except TimeoutError:
             raise NotReadyError(
                 f"the devices of {named} took longer than {LONGEST_S:g} s; name a smaller network"

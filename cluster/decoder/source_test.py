@@ -154,9 +154,7 @@ class SourceTester:
 
     def __init__(self, config: SightlineConfig) -> None:
         self._config = config
-        self._places = ConcurrencyLimit(
-            MOST_AT_ONCE, f"{MOST_AT_ONCE} sources are being tested already; try again in a moment"
-        )
+        self._places = ConcurrencyLimit(MOST_AT_ONCE, "sources are being tested already; try again in a moment")
         self.geometry: PatchGeometry | None = None
         """The model's patch geometry; None until a replica has reported it."""
 
@@ -176,5 +174,5 @@ class SourceTester:
         return await asyncio.shield(test)
 
     async def _watch(self, camera: CameraConfig) -> SourceTest:
-        async with self._places:
+        with self._places.taken():
             return await asyncio.to_thread(watch_source, camera, self._config, self.geometry or USUAL_GEOMETRY)

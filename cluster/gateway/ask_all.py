@@ -12,7 +12,7 @@ import grpc.aio
 from sightline.v1 import incidents_pb2, memory_pb2
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.security.limits import FairConcurrencyLimit
+from cluster.security.limits import ConcurrencyLimit
 from cluster.security.roles import EVERY, current_principal, in_scope, note_cameras
 from cluster.types import CameraStatus
 from cluster.wire.memory_wire import check_name, check_question, check_seconds
@@ -48,9 +48,7 @@ class AskAll:
         self, ask: AskCamera, cameras: ListCameras, incidents: ListIncidents | None = None, *, most: int = 4
     ) -> None:
         self._ask, self._cameras, self._incidents = ask, cameras, incidents
-        self._places = FairConcurrencyLimit(
-            most, "questions to all cameras are being answered already; ask again later"
-        )
+        self._places = ConcurrencyLimit(most, "questions to all cameras are being answered already; ask again later")
 
     async def answers(
         self, request: memory_pb2.AskAllRequest, remaining_s: float | None = None

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from cluster.errors import UnavailableError
-from cluster.security.limits import FairConcurrencyLimit
+from cluster.security.limits import ConcurrencyLimit
 from cluster.wire.channel import ChannelPool
 from cluster.wire.status import is_ours, upstream_error
 
@@ -30,7 +30,7 @@ class Forwarding:
 
     def __init__(self, channels: ChannelPool, what: str, *, max_calls: int = 256) -> None:
         self.channels = channels
-        self._places = FairConcurrencyLimit(max_calls, f"{what} are under way already; try again later")
+        self._places = ConcurrencyLimit(max_calls, f"{what} are under way already; try again later")
 
     @asynccontextmanager
     async def to(

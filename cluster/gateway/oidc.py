@@ -18,8 +18,8 @@ from joserfc.jwk import KeySet
 
 from cluster.config.security import OidcConfig
 from cluster.errors import ConfigError, ForbiddenError, SightlineError, UnauthenticatedError, UnavailableError
+from cluster.gateway.claims import Attempt, Claims, UnknownKeyError
 from cluster.security.limits import RateLimit
-from cluster.security.oidc import Attempt, Claims, Grant, UnknownKeyError
 from cluster.security.roles import Principal
 
 if TYPE_CHECKING:
@@ -45,13 +45,7 @@ class OidcProvider:
 
     def __init__(self, config: OidcConfig) -> None:
         self.config = config
-        self.claims = Claims(
-            config.issuer,
-            [Grant(each.group, frozenset(each.roles), tuple(each.cameras)) for each in config.groups],
-            config.name_claim,
-            config.groups_claim,
-            config.clock_skew_s,
-        )
+        self.claims = Claims(config)
         self._redirect = config.url.rstrip("/") + CALLBACK
         self._secret, self._tls = _files(config)
         self._document: dict[str, str | list[str]] = {}

@@ -96,14 +96,12 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         self._conversations = Conversations(limit=max(64, 2 * max_asks)) if conversations is None else conversations
         if max_asks >= self._conversations.limit:
             raise ValueError(f"{max_asks} questions at once need more than {self._conversations.limit} conversations")
-        self._places = ConcurrencyLimit(
-            max_asks, f"{max_asks} questions are being answered or wait already; ask again later"
-        )
+        self._places = ConcurrencyLimit(max_asks, "questions are being answered or wait already; ask again later")
         self._longest = max_new_tokens
         self._ask_s, self._call_s = ask_s, call_s
 
     async def Ask(self, request: memory_pb2.AskRequest, context: Context) -> None:
-        async with self._answering(self._ask_s), self._place():
+        async with self._asking():
             # Validate the question before it waits in the queue.
             ask_from_proto(request, self._longest)
             history = turns_from_proto(request)
@@ -118,7 +116,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
                 await self._write_result(request, context, result, conversation.id)
 
     async def Replay(self, request: memory_pb2.ReplayRequest, context: Context) -> None:
-        async with self._answering(self._ask_s), self._place():
+        async with self._asking():
             camera, text = check_camera(request.camera), check_question(request.text)
             since_s = check_seconds(request.since_s, "since_s")
             if request.windows > MOST_REPLAYED:
@@ -186,10 +184,14 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
             return ()
         return pictures
 
-    def _place(self) -> ConcurrencyLimit:
-        if self._places.full:
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        """Hold a place, for a question that takes at most ``ask_s``."""
+        if self._places.refusal():
             metrics.asks.labels("refused").inc()
-        return self._places
+        async with self._answering(self._ask_s):
+            with self._places.taken():
+                yield
 
     @asynccontextmanager
     async def _answering(self, limit_s: float) -> AsyncIterator[None]:

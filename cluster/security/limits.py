@@ -16,27 +16,6 @@ KEPT = 4096
 """Maximum principals whose rate is remembered; the least recent caller is evicted first."""
 
 
-class ConcurrencyLimit:
-    """Context manager that admits at most ``limit`` at once; raises ``CapacityError`` with ``refusal`` for more. For
-    one event loop."""
-
-    def __init__(self, limit: int, refusal: str) -> None:
-        self._limit, self.refusal = limit, refusal
-        self._inside = 0
-
-    @property
-    def full(self) -> bool:
-        return self._inside >= self._limit
-
-    async def __aenter__(self) -> None:
-        if self.full:
-            raise CapacityError(self.refusal)
-        self._inside += 1
-
-    async def __aexit__(self, *_: object) -> None:
-        self._inside -= 1
-
-
 class RateLimit:
     """Token bucket of ``burst`` calls per principal, refilled at ``per_s`` calls a second."""
 
@@ -67,7 +46,7 @@ class RateLimit:
             self._buckets[principal] = (left - cost, since)
 
 
-class FairConcurrencyLimit:
+class ConcurrencyLimit:
     """At most ``most`` of ``what`` at once, and half of that per principal, so that no token locks others out. For one
     event loop."""
 
@@ -75,18 +54,24 @@ class FairConcurrencyLimit:
         self._most, self._what = most, what
         self._held: list[str] = []
 
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Hold a place for the current principal. Raises ``CapacityError``: all places, or its share, are taken."""
+    def refusal(self) -> str:
+        """Why the current principal gets no place now: all, or its share, are taken; empty if it gets one."""
         who = current_principal()
         own = self._most if who is ANYBODY else (self._most + 1) // 2
-        if len(self._held) >= self._most or self._held.count(who.name) >= own:
-            raise CapacityError(f"{min(len(self._held), own)} {self._what}")
-        self._held.append(who.name)
+        full = len(self._held) >= self._most or self._held.count(who.name) >= own
+        return f"{min(len(self._held), own)} {self._what}" if full else ""
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Hold a place for the current principal. Raises ``CapacityError`` with the :meth:`refusal`."""
+        if refusal := self.refusal():
+            raise CapacityError(refusal)
+        who = current_principal().name
+        self._held.append(who)
         try:
             yield
         finally:
-            self._held.remove(who.name)
+            self._held.remove(who)
 
 
 class AnonymousPool(Generic[T]):

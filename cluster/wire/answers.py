@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 import grpc.aio
 from sightline.v1 import results_pb2, results_pb2_grpc
 
-from cluster.security.limits import FairConcurrencyLimit
+from cluster.security.limits import ConcurrencyLimit
 from cluster.security.roles import current_principal
 from cluster.types import Answer
 from cluster.wire.convert import answer_to_proto
@@ -226,7 +226,7 @@ class ResultsServicer(results_pb2_grpc.ResultsServicer):
     """Serves ``Watch`` from a hub. A slow client fills only its own queue, and loses the oldest answers."""
 
     def __init__(self, hub: AnswerHub, *, most: int = 1024) -> None:
-        self._hub, self._places = hub, FairConcurrencyLimit(most, "clients watch already; close one of them")
+        self._hub, self._places = hub, ConcurrencyLimit(most, "clients watch already; close one of them")
 
     async def Watch(self, request: results_pb2.WatchRequest, context: grpc.aio.ServicerContext) -> None:
         """See protos/sightline/v1/results.proto; initial metadata confirms the subscription."""

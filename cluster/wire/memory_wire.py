@@ -7,10 +7,12 @@ import math
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sightline.v1 import memory_pb2
 
 from cluster.errors import ConfigError
+from cluster.files import jsonable
 from cluster.types import MICROSECONDS, AskResult, AskSpec, DeletedMemory, MemoryStatus, Moment
 from cluster.wire.mapping import from_message, to_message
 
@@ -105,6 +107,17 @@ def all_from_proto(message: memory_pb2.AskAllEvent) -> CameraOutcome | AskAllPro
 def ago_s(result: AskResult, moment: Moment) -> float:
     """Seconds from a moment's start to the newest frame available to the answer."""
     return max(0.0, (result.newest - moment.start) / MICROSECONDS)
+
+
+def outcome_body(outcome: AskOutcome, pictures: Sequence[str] = ()) -> dict[str, Any]:
+    """JSON form of a result; ``pictures``: one per moment, in any form, empty where there is none."""
+    body = jsonable(outcome.result)
+    body = {"camera": body.pop("stream"), **body, "conversation": outcome.conversation}
+    for number, (moment, entry) in enumerate(zip(outcome.result.moments, body["moments"], strict=True)):
+        entry["ago_s"] = ago_s(outcome.result, moment)
+        if pictures:
+            entry["picture"] = pictures[number]
+    return body
 
 
 def check_camera(camera: str) -> str:

@@ -658,8 +658,8 @@ async def test_a_reader_that_leaves_stops_the_recording(tmp_path, h264):
         parts = running.recorder.record(pictures_pb2.RecordRequest(camera="gate", until=90_000_000, deadline_s=60.0))
         async with contextlib.aclosing(parts):
             await anext(parts)
-            assert running.recorder._recording._inside == 1
-        assert running.recorder._recording._inside == 0
+            assert len(running.recorder._recording._held) == 1
+        assert len(running.recorder._recording._held) == 0
         running.feed(h264, 120)
         assert running.cameras["gate"].ring._recordings == []
 

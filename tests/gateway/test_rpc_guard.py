@@ -32,10 +32,10 @@ from cluster.client import GatewayClient
 from cluster.config import load_config
 from cluster.config.security import SecurityConfig
 from cluster.errors import CapacityError, ConfigError, ForbiddenError, UnauthenticatedError
+from cluster.gateway.claims import Attempt
 from cluster.gateway.guard import REFUSALS_NOTED, Guard, make_guard
 from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
-from cluster.security.oidc import Attempt
 from cluster.security.roles import RULES, Principal, Role, note_cameras
 from cluster.security.tokens import read_tokens, write_tokens
 from cluster.wire.channel import open_channel

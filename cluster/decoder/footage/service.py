@@ -56,15 +56,11 @@ class Recorder:
         self._stills = ThreadPoolExecutor(1, "stills", initializer=_lower_thread_priority)
         self._clips = ThreadPoolExecutor(1, "clips", initializer=_lower_thread_priority)
         self._live = ThreadPoolExecutor(1, "live")
-        at_once = settings.at_once
-        self._asked = ConcurrencyLimit(
-            MOST_PICTURES, f"{MOST_PICTURES} pictures are being made already; ask again in a moment"
-        )
-        self._recording = ConcurrencyLimit(at_once, f"{at_once} clips are being recorded already (clips.at_once)")
-        self._watching = ConcurrencyLimit(
-            MOST_WATCHING, f"{MOST_WATCHING} live views of this decoder's cameras are open already; close one"
-        )
-        self._reencoding = ConcurrencyLimit(MOST_REENCODED, f"{MOST_REENCODED} clips are being re-encoded already")
+        self._asked = ConcurrencyLimit(MOST_PICTURES, "pictures are being made already; ask again in a moment")
+        self._recording = ConcurrencyLimit(settings.at_once, "clips are being recorded already (clips.at_once)")
+        watching = "live views of this decoder's cameras are open already; close one"
+        self._watching = ConcurrencyLimit(MOST_WATCHING, watching)
+        self._reencoding = ConcurrencyLimit(MOST_REENCODED, "clips are being re-encoded already")
 
     def close(self) -> None:
         """Accept no more work; running work completes."""
@@ -80,7 +76,7 @@ class Recorder:
             CapacityError: too many concurrent requests.
         """
         footage = self._cameras(camera)
-        async with self._asked:
+        with self._asked.taken():
             return await self._on(self._pictures, lambda: footage.latest.render(kept=kept, width=width))
 
     def delete_footage(self, camera: str, before_s: float = 0.0) -> int:
@@ -101,7 +97,7 @@ class Recorder:
         if footage.ring is None:
             raise NotReadyError("clips are disabled (clips.enabled)")
         recording: Recording | None = None
-        async with self._recording:
+        with self._recording.taken():
             try:
                 for _ in range(round(order.deadline_s / POLL_S)):
                     if footage.ring.arrived_s:
@@ -138,7 +134,7 @@ class Recorder:
             )
         if footage.ring is None:
             raise NotReadyError("no packets are held, so there is no live view (clips.enabled)")
-        async with self._watching:
+        with self._watching.taken():
             recording = footage.ring.follow(SLOW_BYTES)
             if recording.segment is None:
                 raise UnavailableError("the camera sends no video at the moment")
@@ -187,10 +183,10 @@ class Recorder:
             decoded_bytes=footage.decoded_bytes,
         )
         reencodes = isinstance(writer, Transcoder)
-        if reencodes and self._reencoding.full:
-            yield RecordPart(end=RecordEnd(note=self._reencoding.refusal))
+        if reencodes and (refusal := self._reencoding.refusal()):
+            yield RecordPart(end=RecordEnd(note=refusal))
             return
-        async with self._reencoding if reencodes else contextlib.nullcontext():
+        with self._reencoding.taken() if reencodes else contextlib.nullcontext():
             trouble = ""
             try:
                 async for data in self._written(writer, recording, deadline_s):

@@ -14,9 +14,10 @@ from cluster.alerts.timeline_store import BIN_S
 from cluster.config.camera_list import parse_camera_list
 from cluster.control.cameras.managed import entry_to_json, settings_of
 from cluster.errors import SightlineError, UnknownCameraError
+from cluster.files import jsonable
 from cluster.gateway.http import forms
 from cluster.gateway.http.free_questions import NDJSON, lines
-from cluster.gateway.http.replies import Reply, Stream, jsonable
+from cluster.gateway.http.replies import Reply, Stream
 from cluster.gateway.http.routes import Body, Flag, Gateway, Number, Routes, Text
 from cluster.security.roles import HISTORY, IMPORT, current_principal
 from cluster.types import CameraStatus

@@ -11,14 +11,14 @@ from sightline.v1 import memory_pb2
 
 from cluster.errors import SightlineError, UnavailableError
 from cluster.gateway.http.calls import InProcessCalls
-from cluster.gateway.http.replies import Stream, jsonable
-from cluster.security.limits import FairConcurrencyLimit
+from cluster.gateway.http.replies import Stream
+from cluster.security.limits import ConcurrencyLimit
 from cluster.wire.memory_wire import (
     AskAllProgress,
     AskOutcome,
     CameraOutcome,
-    ago_s,
     all_from_proto,
+    outcome_body,
     outcome_from_proto,
 )
 from cluster.wire.status import sentence_of
@@ -36,7 +36,7 @@ class FreeQuestions:
 
     def __init__(self, calls: InProcessCalls, limit: int = 32) -> None:
         self._calls = calls
-        self._places = FairConcurrencyLimit(limit, "questions are being answered over HTTP already; ask again later")
+        self._places = ConcurrencyLimit(limit, "questions are being answered over HTTP already; ask again later")
 
     async def ask(self, request: memory_pb2.AskRequest, timeout_s: float) -> AsyncGenerator[str | AskOutcome, None]:
         """Yield the answer's pieces, then its result. Raises ``CapacityError``: too many are running;
@@ -89,13 +89,10 @@ def _line(body: dict[str, Any]) -> bytes:
 
 def result_body(outcome: AskOutcome) -> dict[str, Any]:
     """A result as JSON, with pictures in base64."""
-    body: dict[str, Any] = jsonable(outcome.result)
-    body["camera"] = body.pop("stream")
-    body["conversation"] = outcome.conversation
-    for moment, entry, picture in zip(outcome.result.moments, body["moments"], outcome.pictures, strict=True):
-        entry["ago_s"] = ago_s(outcome.result, moment)
-        if picture:
-            entry["picture"] = base64.b64encode(picture).decode()
+    body = outcome_body(outcome, [base64.b64encode(each).decode() for each in outcome.pictures])
+    for entry in body["moments"]:
+        if not entry["picture"]:
+            del entry["picture"]
     return body
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from array import array
@@ -20,8 +21,8 @@ from cluster.alerts.incident import AlertEvent
 from cluster.errors import SightlineError
 from cluster.gateway.directory import Directory
 from cluster.gateway.http.calls import InProcessCalls
-from cluster.gateway.http.replies import encoded, jsonable
-from cluster.security.limits import FairConcurrencyLimit
+from cluster.gateway.http.replies import encoded
+from cluster.security.limits import ConcurrencyLimit
 from cluster.types import MICROSECONDS, Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.answers import AnswerHub, poll_pause_s, yielding
@@ -200,7 +201,7 @@ class Feed:
 
     def __init__(self, *, limit: int = QUEUE, most: int = MOST_READERS) -> None:
         self._limit = limit
-        self._places = FairConcurrencyLimit(most, "pages follow this gateway already; close one of them")
+        self._places = ConcurrencyLimit(most, "pages follow this gateway already; close one of them")
         self._readers: set[Reader] = set()
         self._closed = False
 
@@ -316,7 +317,7 @@ class Live:
                 if missed:
                     # To all readers, since the lost answers may be of any camera.
                     self.feed.put(Event.of("missed", "", {"events": missed}))
-                body = jsonable(answer)
+                body = json.loads(encoded(answer))
                 body["camera"] = body.pop("stream")
                 self.feed.put(Event.of("answer", answer.stream, {**body, "end_unix_s": end_unix_s}))
 

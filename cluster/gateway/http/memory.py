@@ -18,9 +18,10 @@ from sightline.v1 import memory_pb2
 from cluster.alerts.incident import Incident
 from cluster.alerts.tracker import ScoredWindow, simulate_incidents
 from cluster.errors import ConfigError
+from cluster.files import jsonable
 from cluster.gateway.http.forms import AskAllLine, AskLine, Rehearsal, ReplayLine
 from cluster.gateway.http.free_questions import ASK, ASK_ALL, NDJSON, answer_body, lines, result_body
-from cluster.gateway.http.replies import Reply, Stream, jsonable
+from cluster.gateway.http.replies import Reply, Stream
 from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes, Text
 from cluster.security.roles import REHEARSE
 from cluster.types import MICROSECONDS, MemoryStatus

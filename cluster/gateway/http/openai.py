@@ -18,9 +18,10 @@ from pydantic import ConfigDict, Field
 from sightline.v1 import cameras_pb2, memory_pb2
 
 from cluster.errors import ConfigError
+from cluster.files import jsonable
 from cluster.gateway.http.forms import ChatCompletion, Model, Models
 from cluster.gateway.http.free_questions import ASK, ASK_ALL, answer_body, result_body, written
-from cluster.gateway.http.replies import SSE, HttpError, Reply, Stream, jsonable, openai_error
+from cluster.gateway.http.replies import SSE, HttpError, Reply, Stream, openai_error
 from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes
 from cluster.security.roles import MODELS
 from cluster.wire.memory_wire import (

@@ -19,13 +19,13 @@ from pydantic import Field
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from cluster.errors import SightlineError, UnauthenticatedError, UnavailableError
+from cluster.gateway.claims import Attempt
 from cluster.gateway.guard import Guard
 from cluster.gateway.http.forms import Health, Me, Nothing, SignInWays
 from cluster.gateway.http.replies import HttpError, Reply, packed, status_of
 from cluster.gateway.http.request_guard import COOKIE, RequestGuard, peer_of
 from cluster.gateway.http.routes import Backend, Body, Gateway, Routes
 from cluster.gateway.oidc import CALLBACK, OidcProvider, refused
-from cluster.security.oidc import Attempt
 from cluster.security.roles import METRICS, Principal, current_principal
 from cluster.security.sessions import LIFETIME_S
 

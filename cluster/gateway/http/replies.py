@@ -1,14 +1,10 @@
 """HTTP replies: JSON, streamed bodies, and errors with a status and one sentence."""
 
 import asyncio
-import base64
-import functools
 import gzip
 import json
-import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import fields, is_dataclass
 from typing import Any, Self
 
 import grpc
@@ -18,30 +14,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from cluster.errors import SightlineError
+from cluster.files import jsonable
 from cluster.wire.status import code_of, sentence_of
-
-
-def jsonable(value: Any) -> Any:
-    """Convert to dictionaries, lists, text and numbers. Infinity (of an age) and NaN, which JSON lacks, become None;
-    bytes become base64."""
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [jsonable(each) for each in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return {name: jsonable(getattr(value, name)) for name in _names(type(value))}
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-@functools.cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(kind))
 
 
 def encoded(value: Any) -> bytes:

@@ -51,7 +51,7 @@ def test_it_shows_what_the_camera_sends_as_it_comes(open_page, gateway):
         until(lambda: page.locator(VIDEO).evaluate("video => video.currentTime") > 0.5)
         page.get_by_role("button", name="Stop live view").click()
         expect(page.locator(VIDEO)).to_have_count(0)
-        until(lambda: gateway._pictures.recorder._watching._inside == 0)
+        until(lambda: gateway._pictures.recorder._watching._held == [])
 
 
 def test_one_that_falls_silent_says_so_and_plays_again_once_the_camera_is_back(open_page, gateway):
@@ -96,7 +96,7 @@ def test_hevc_plays_where_the_browser_can_and_else_it_says_so(open_page, gateway
             said = "This browser cannot play hevc, so there is no live view."
             expect(page.locator(".live-view [role=status]")).to_have_text(said)
             # It does not try again, and lets the gateway go.
-            until(lambda: gateway._pictures.recorder._watching._inside == 0)
+            until(lambda: gateway._pictures.recorder._watching._held == [])
 
 
 def test_a_codec_is_named_as_the_standard_names_it(open_page, gateway):

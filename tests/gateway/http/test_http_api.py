@@ -11,9 +11,9 @@ from http_parts import Client
 from waiting import until_async
 
 from cluster.config.camera_list import parse_camera_list
+from cluster.files import jsonable
 from cluster.gateway.http import cameras
 from cluster.gateway.http.fleet import summary
-from cluster.gateway.http.replies import jsonable
 from cluster.types import CameraStatus
 
 
@@ -218,7 +218,7 @@ def test_what_is_no_number_is_none():
         # The example of RFC 4648.
         "d": "TWFu",
     }
-    with pytest.raises(TypeError, match="object has no JSON form"):
+    with pytest.raises(TypeError, match="dataclass"):
         jsonable(object())
 
 

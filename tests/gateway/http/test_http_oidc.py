@@ -17,13 +17,14 @@ from joserfc.jwk import KeySet, OctKey
 from oidc_parts import new_keys, provider, sentence, sign_in
 
 from cluster.config import load_config
+from cluster.config.security import OidcConfig
 from cluster.errors import ConfigError, UnauthenticatedError
 from cluster.gateway import oidc as gateway_oidc
+from cluster.gateway.claims import Attempt, Claims
 from cluster.gateway.http.pages import ATTEMPT_COOKIE
 from cluster.gateway.http.request_guard import COOKIE
 from cluster.lab.bench.processes import free_port
 from cluster.security.limits import RateLimit
-from cluster.security.oidc import Attempt, Claims, Grant
 from cluster.security.roles import Role
 
 PEOPLE = {
@@ -39,6 +40,12 @@ GROUPS = [
     {"group": "platform", "roles": ["admin"]},
     *({"group": f"{role}ers", "roles": [role], "cameras": ["cam-000"]} for role in Role),
 ]
+PROVIDER = {
+    "issuer": "https://sso",
+    "client_id": "a",
+    "url": "https://city",
+    "groups": [{"group": "g", "roles": ["view"]}],
+}
 
 
 @cache
@@ -363,7 +370,7 @@ async def test_two_tabs_of_one_browser_sign_in_at_once(tmp_path):
 
 def test_a_token_for_several_clients_must_be_ours():
     keys = KeySet.generate_key_set("RSA", 2048, count=1)
-    claims = Claims("https://sso", [Grant("g", frozenset({Role.VIEW}))], clock=lambda: 1000.0)
+    claims = Claims(OidcConfig.model_validate(PROVIDER), clock=lambda: 1000.0)
 
     def signed(**more):
         told = {"iss": "https://sso", "sub": "1", "aud": ["a", "b"], "exp": 2000, "iat": 900, "nonce": "n", **more}
@@ -384,7 +391,7 @@ def test_a_token_for_several_clients_must_be_ours():
 
 
 def test_groups_may_be_inside_and_names_are_told_apart_from_tokens():
-    claims = Claims("https://sso", [Grant("g", frozenset({Role.VIEW}))], groups_claim="realm_access.roles")
+    claims = Claims(OidcConfig.model_validate({**PROVIDER, "groups_claim": "realm_access.roles"}))
     assert claims.groups({"realm_access": {"roles": ["g", 7]}}) == ["g"]
     assert claims.groups({"realm_access": "g"}) == []
     assert claims.groups({"realm_access.roles": "g"}) == ["g"]

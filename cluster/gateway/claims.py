@@ -7,7 +7,7 @@ import base64
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,8 +15,9 @@ from joserfc import jwt
 from joserfc.errors import ExpiredTokenError, InvalidClaimError, InvalidKeyIdError, JoseError, MissingClaimError
 from joserfc.jwk import KeySet
 
+from cluster.config.security import OidcConfig
 from cluster.errors import ForbiddenError, UnauthenticatedError
-from cluster.security.roles import PERSON, Principal, Role
+from cluster.security.roles import PERSON, Principal
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Public-key signatures only: never ``none``, nor HMAC with a key that everybody can read."""
@@ -25,15 +26,6 @@ _MOST_NAME = 128
 
 class UnknownKeyError(UnauthenticatedError):
     """Signed with a key that the provider has not published, or only since its keys were fetched."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Roles and camera patterns of a group's members."""
-
-    group: str
-    roles: frozenset[Role]
-    cameras: tuple[str, ...] = ("*",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +59,9 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Claims:
-    """Verifies an issuer's tokens, and maps their claims to principals.
+    """Verifies an issuer's tokens, and maps their claims to principals."""
 
-    * ``name_claim``, ``groups_claim``: claims that hold name and groups
-    * ``skew_s``: tolerated clock skew of the issuer
-    """
-
-    issuer: str
-    grants: Sequence[Grant]
-    name_claim: str = "preferred_username"
-    groups_claim: str = "groups"
-    skew_s: float = 30.0
+    config: OidcConfig
     clock: Callable[[], float] = time.time
 
     def verify(self, token: str, keys: KeySet, audience: str, *, nonce: str | None = None) -> dict[str, Any]:
@@ -92,8 +76,8 @@ class Claims:
         now_s = self.clock()
         registry = jwt.JWTClaimsRegistry(
             now=lambda: int(now_s),
-            leeway=int(self.skew_s),
-            iss={"essential": True, "value": self.issuer},
+            leeway=int(self.config.clock_skew_s),
+            iss={"essential": True, "value": self.config.issuer},
             aud={"essential": True, "value": audience},
             exp={"essential": True},
             sub={"essential": True},
@@ -115,15 +99,15 @@ class Claims:
         return claims
 
     def principal(self, claims: Mapping[str, Any]) -> Principal:
-        """Principal of verified claims, by the first grant whose group they contain. Raises ``ForbiddenError``: they
-        match no grant."""
-        name = claims.get(self.name_claim)
+        """Principal of verified claims, by the first of the configured groups that they contain. Raises
+        ``ForbiddenError``: they contain none."""
+        name = claims.get(self.config.name_claim)
         name = name if isinstance(name, str) and name.strip() else str(claims["sub"])
         name = PERSON + "".join(letter for letter in name if letter.isprintable())[:_MOST_NAME]
         groups = self.groups(claims)
-        for grant in self.grants:
-            if grant.group in groups:
-                return Principal(name, grant.roles, grant.cameras)
+        for each in self.config.groups:
+            if each.group in groups:
+                return Principal(name, frozenset(each.roles), tuple(each.cameras))
         raise ForbiddenError(
             f"{name!r} is in none of the groups that may use this cluster; its operator lists them in "
             "security.oidc.groups"
@@ -131,10 +115,10 @@ class Claims:
 
     def groups(self, claims: Mapping[str, Any]) -> list[str]:
         """Groups in the claims; empty if none."""
-        found: Any = claims.get(self.groups_claim)
+        found: Any = claims.get(self.config.groups_claim)
         if found is None:
             found = claims
-            for part in self.groups_claim.split("."):
+            for part in self.config.groups_claim.split("."):
                 found = found.get(part) if isinstance(found, Mapping) else None
         if isinstance(found, str):
             return [found]
@@ -144,7 +128,7 @@ class Claims:
         if claim == "aud":
             return f"the provider's token is for {claims['aud']!r}, not for {audience!r}"
         if claim == "iss":
-            return f"the token comes from {claims['iss']!r}, not from {self.issuer!r}"
+            return f"the token comes from {claims['iss']!r}, not from {self.config.issuer!r}"
         if claim in ("iat", "nbf") and isinstance(claims[claim], int | float):
             ahead_s = claims[claim] - now_s
             return (
