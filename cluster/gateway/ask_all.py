@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from itertools import chain, zip_longest
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from operator import attrgetter
 
 import grpc
 import grpc.aio
@@ -38,7 +39,7 @@ ListIncidents = Callable[[incidents_pb2.ListIncidentsRequest], Awaitable[inciden
 
 
 class AskAll:
-    """Asks the cameras that the caller may see, ``at_once`` at a time, round-robin over replicas.
+    """Asks the cameras that the caller may see, ``at_once`` at a time, shared by the replicas.
 
     ``incidents``: lists incidents, to find clips of moments; None: alerting is disabled. ``most``: concurrent
     questions; more are refused with ``CapacityError``.
@@ -75,7 +76,7 @@ class AskAll:
                 each for each in await self._cameras() if sees(each.name) and (not asked or in_scope(each.name, asked))
             ]
             clips = await self._clips(request, min(CLIPS_S, (ends_s - time.monotonic()) / 4))
-            run = _Run(self._ask, request, replicas_in_turn(statuses), clips, ends_s)
+            run = _Run(self._ask, request, statuses, clips, ends_s)
             async with contextlib.aclosing(run.events(at_once)) as events:
                 async for event in events:
                     yield event
@@ -106,12 +107,16 @@ class _Run:
         self,
         ask: AskCamera,
         request: memory_pb2.AskAllRequest,
-        cameras: Sequence[str],
+        cameras: Sequence[CameraStatus],
         clips: dict[str, list[incidents_pb2.Incident]],
         ends_s: float,
     ) -> None:
         self._ask, self._request, self._clips, self._ends_s = ask, request, clips, ends_s
-        self._waiting = iter(cameras)
+        # By whether they have no memory, and replica.
+        self._waiting: dict[tuple[bool, str], deque[str]] = {}
+        for each in sorted(cameras, key=attrgetter("name")):
+            self._waiting.setdefault((each.memory_frames == 0, each.replica), deque()).append(each.name)
+        self._under_way: Counter[str] = Counter()
         self._progress = memory_pb2.AskAllProgress(cameras=len(cameras))
 
     async def events(self, at_once: int) -> AsyncGenerator[memory_pb2.AskAllEvent, None]:
@@ -139,10 +144,18 @@ class _Run:
                 await asyncio.wait(workers, timeout=5.0)
 
     async def _work(self, queue: asyncio.Queue[memory_pb2.CameraAnswer | None]) -> None:
-        for camera in self._waiting:
-            if time.monotonic() >= self._ends_s:
-                break
-            await queue.put(await self._answer(camera))
+        while self._waiting and time.monotonic() < self._ends_s:
+            # At the replica with the fewest questions under way: one that hangs must not get all of them. Among equals,
+            # the one not asked for longest.
+            group = min(self._waiting, key=lambda each: (each[0], self._under_way[each[1]]))
+            names, replica = self._waiting.pop(group), group[1]
+            camera = names.popleft()
+            if names:
+                self._waiting[group] = names
+            self._under_way[replica] += 1
+            answer = await self._answer(camera)
+            self._under_way[replica] -= 1
+            await queue.put(answer)
         await queue.put(None)
 
     async def _answer(self, camera: str) -> memory_pb2.CameraAnswer:
@@ -188,18 +201,6 @@ class _Run:
             if incident.start + shift < moment.end and moment.start < incident.end + shift:
                 return incident.id
         return ""
-
-
-def replicas_in_turn(statuses: Iterable[CameraStatus]) -> list[str]:
-    """Camera names round-robin over replicas, those with a memory first."""
-    by_replica: dict[tuple[bool, str], list[str]] = {}
-    for status in sorted(statuses, key=lambda each: each.name):
-        by_replica.setdefault((status.memory_frames == 0, status.replica), []).append(status.name)
-    found: list[str] = []
-    for empty in (False, True):
-        groups = [names for (none, _), names in sorted(by_replica.items()) if none is empty]
-        found += [name for name in chain.from_iterable(zip_longest(*groups)) if name is not None]
-    return found
 
 
 def _explained(error: BaseException, camera: str) -> BaseException:

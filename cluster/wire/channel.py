@@ -69,6 +69,17 @@ async def first_reply(call: Call, opening: Any, timeout_s: float) -> Any:
 
 ChannelOptions = list[tuple[str, int | str]]
 
+KEEPALIVE: ChannelOptions = [
+    ("grpc.keepalive_time_ms", 20_000),
+    # This alone bounds only how long TCP waits for acknowledgements, and a ping waits a minute for its reply.
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Short calls one after another on a dead connection would otherwise keep it: none is under way when a ping is due.
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+"""Ends a connection, of a client or a server, whose other side is silent for 20 to 30 s."""
+
 CLUSTER_MESSAGE_BYTES = 64 * 2**20
 """Maximum message size inside the cluster: a complete frame of 2 x 2048 x 2048 pixels takes 25 MiB."""
 
@@ -91,12 +102,11 @@ def channel_options(address: str, *, internal: bool) -> ChannelOptions:
         ("grpc.max_receive_message_length", CLUSTER_MESSAGE_BYTES),
         ("grpc.max_send_message_length", CLUSTER_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 1000),
+        # Not a pause, but the timeout of an attempt: with TLS, several round trips of an edge agent's slow link.
+        ("grpc.min_reconnect_backoff_ms", 5000),
         ("grpc.max_reconnect_backoff_ms", 2000),
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.max_pings_without_data", 0),
         ("grpc.use_local_subchannel_pool", 1),
+        *KEEPALIVE,
     ]
     if internal or is_loopback(split_address(address)[0]):
         options.append(("grpc.enable_http_proxy", 0))

@@ -17,7 +17,7 @@ from sightline.v1 import ingest_pb2
 
 from cluster.errors import CapacityError, ConfigError
 from cluster.security.limits import AnonymousPool
-from cluster.wire.channel import CLUSTER_MESSAGE_BYTES, open_channel
+from cluster.wire.channel import CLUSTER_MESSAGE_BYTES, KEEPALIVE, open_channel
 from cluster.wire.convert import opening_from_proto, push_from_bytes
 from cluster.wire.status import ErrorInterceptor, parsing, read_one
 from cluster.wire.tls import PeerTls, TlsFiles, server_credentials
@@ -204,11 +204,8 @@ class RpcServer:
                 ("grpc.max_send_message_length", CLUSTER_MESSAGE_BYTES),
                 # Otherwise a second server would silently share the port.
                 ("grpc.so_reuseport", 0),
-                ("grpc.keepalive_time_ms", 20_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
-                ("grpc.keepalive_permit_without_calls", 1),
+                *KEEPALIVE,
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-                ("grpc.http2.max_pings_without_data", 0),
                 *(() if max_connections is None else _public(max_connections)),
             ],
         )

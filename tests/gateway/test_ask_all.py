@@ -11,7 +11,7 @@ from sightline.v1 import incidents_pb2, memory_pb2
 
 from cluster.client import GatewayClient
 from cluster.errors import CapacityError, ConfigError, NotReadyError
-from cluster.gateway.ask_all import AskAll, replicas_in_turn
+from cluster.gateway.ask_all import AskAll
 from cluster.types import CameraStatus
 from cluster.wire.memory_wire import AskAllProgress, CameraOutcome, all_from_proto, ranked
 
@@ -183,9 +183,29 @@ async def test_more_than_may_be_asked_for(request_, said):
         await anext(AskAll(cameras.ask, cameras.list).answers(memory_pb2.AskAllRequest(**request_)))
 
 
-def test_cameras_that_remember_nothing_come_last():
-    statuses = [CameraStatus("a", replica="x"), *(CameraStatus(n, replica="x", memory_frames=1) for n in "cb")]
-    assert replicas_in_turn([*statuses, CameraStatus("d", replica="y", memory_frames=1)]) == ["b", "d", "c", "a"]
+async def test_cameras_that_remember_nothing_come_last():
+    frames = {"cam-001": ("x", 0), "cam-002": ("x", 5), "cam-003": ("y", 0), "cam-004": ("y", 1)}
+    listed = [CameraStatus(name, replica=replica, memory_frames=seen) for name, (replica, seen) in frames.items()]
+    cameras = Cameras()
+    cameras.list = lambda: asyncio.sleep(0, listed)
+    await told(cameras, at_once=1)
+    assert [each.camera for each in cameras.asked] == ["cam-002", "cam-004", "cam-001", "cam-003"]
+
+
+async def test_a_replica_that_hangs_holds_up_no_camera_of_another():
+    """Half of the cameras, alternating with the rest, are at a replica that answers nothing until the deadline."""
+    cameras = Cameras()
+
+    async def ask(request, limit_s):
+        if int(request.camera[-3:]) % 2 == 0:
+            await asyncio.Event().wait()
+        return await cameras.ask(request, limit_s)
+
+    events = AskAll(ask, cameras.list).answers(memory_pb2.AskAllRequest(text="Van?", at_once=4, deadline_s=1.0))
+    found = [all_from_proto(event) async for event in events]
+    answers = [each for each in found if isinstance(each, CameraOutcome)]
+    assert sorted(each.camera for each in answers if not each.error) == [f"cam-{n:03d}" for n in range(1, 12, 2)]
+    assert found[-1].answered == 6
 
 
 async def test_over_grpc_and_http_a_token_asks_its_own_cameras(tmp_path):

@@ -8,9 +8,12 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from lossy_link import LossyLink
 from sightline.v1 import results_pb2, results_pb2_grpc
 
 from cluster.errors import ConfigError
+from cluster.wire import channel
+from cluster.wire import server as wire_server
 from cluster.wire.answers import AnswerHub, ResultsServicer
 from cluster.wire.channel import ChannelPool, open_channel, split_address
 from cluster.wire.server import RpcServer
@@ -72,6 +75,41 @@ async def test_stop_cancels_what_does_not_end():
         with pytest.raises(grpc.aio.AioRpcError):
             await call.read()
     assert len(hub._subscriptions) == 0
+
+
+@pytest.mark.parametrize("end", ["client", "server"])
+async def test_a_connection_whose_other_end_is_silent_is_ended(monkeypatch, until, end):
+    """The link loses everything and closes nothing: 20 s to a ping and 10 s for its reply, here of a twentieth."""
+    quick = [(name, value // 20 if name.endswith("_ms") else value) for name, value in channel.KEEPALIVE]
+    monkeypatch.setattr(channel if end == "client" else wire_server, "KEEPALIVE", quick)
+    hub = AnswerHub()
+    server = results_server(hub)
+    port = server.bind("127.0.0.1", 0)
+    await server.start()
+    async with LossyLink(f"127.0.0.1:{port}") as link, open_channel(link.address) as to_link:
+        call = results_pb2_grpc.ResultsStub(to_link).Watch(results_pb2.WatchRequest())
+        await call.initial_metadata()
+        link.cut()
+        before = time.monotonic()
+        if end == "client":
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await asyncio.wait_for(call.read(), 20.0)
+            assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+        else:
+            await until(lambda: not hub._subscriptions, "the call ends", 20.0)
+        assert time.monotonic() - before < 20.0, "30 s / 20, and a busy machine"
+        call.cancel()
+    await server.stop(0.0)
+
+
+async def test_a_slow_link_is_given_time_to_connect():
+    server = results_server()
+    port = server.bind("127.0.0.1", 0)
+    await server.start()
+    # As three round trips of 0.9 s take, of TCP and TLS; an attempt's pause grows to 2.4 s.
+    async with LossyLink(f"127.0.0.1:{port}", delay_s=2.7) as link, open_channel(link.address) as to_link:
+        await asyncio.wait_for(to_link.channel_ready(), 20.0)
+    await server.stop(0.0)
 
 
 async def test_port_in_use():

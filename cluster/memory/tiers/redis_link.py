@@ -197,6 +197,8 @@ class RedisLink:
             self._on_change()
 
     def _fail(self, error: Exception) -> None:
+        # Most likely dead as well: each would be another failure when it is used.
+        self._client.connection_pool.disconnect(inuse_connections=False)
         with self._lock:
             if self._closed.is_set():
                 return

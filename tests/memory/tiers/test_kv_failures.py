@@ -6,6 +6,8 @@ import time
 import grpc
 import pytest
 from kv_parts import MemoryTier, Node, block, key, outcomes, process, remote, same, serving
+from loop_thread import EventLoopThread
+from lossy_link import LossyLink
 from waiting import until
 
 from cluster.codec.supervisor import Backoff
@@ -15,6 +17,7 @@ from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.codec import Codec
 from cluster.memory.tiers.stack import TierStack
+from cluster.wire import channel
 
 RETRY = Outcome.RETRY
 NEVER = Backoff(first_s=600.0, longest_s=600.0)
@@ -66,6 +69,22 @@ def test_a_node_is_looked_for_also_after_a_channel_could_not_be_opened(monkeypat
         with serving(MemoryTier(), port=port):
             until(lambda: tier.state().up)
         assert failed == 2
+
+
+def test_a_dead_connection_is_replaced_though_no_call_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link to the node lost the connection, and would carry another: probes are shorter than keepalive's pauses."""
+    quick = [(name, value // 20 if name.endswith("_ms") else value) for name, value in channel.KEEPALIVE]
+    monkeypatch.setattr(channel, "KEEPALIVE", quick)
+    held = MemoryTier()
+    held.store([(key(1), block(1))])
+    with serving(held) as node, EventLoopThread() as loop:
+        link = loop.run(LossyLink(node.address).__aenter__(), 10.0)
+        with remote(link.address, deadline_s=0.1, backoff=Backoff(first_s=0.3, longest_s=0.3)) as tier:
+            until(lambda: outcomes(tier, [key(1)]) == [Outcome.HIT])
+            loop.loop.call_soon_threadsafe(link.cut)
+            until(lambda: outcomes(tier, [key(1)]) == [RETRY])
+            until(lambda: outcomes(tier, [key(1)]) == [Outcome.HIT], lambda: tier.state().reason, timeout_s=20.0)
+        loop.run(link.__aexit__(), 10.0)
 
 
 def test_a_node_killed_while_it_loads_gives_what_came_and_is_found_again() -> None:

@@ -4,11 +4,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from kv_parts import drop_everywhere
+from loop_thread import EventLoopThread
+from lossy_link import LossyLink
 from redis_server import RedisServer
 
 from cluster.memory.tiers import redis_link
@@ -164,6 +167,30 @@ def test_a_slow_server_costs_one_deadline_and_then_nothing(own_redis: RedisServe
         sleeping.join(20)
     wait_for(lambda: tier.state().up)
     assert values(tier, key(1), key(2)) == [1.0, MISS]
+
+
+def test_connections_that_died_together_are_one_failure(own_redis: RedisServer, opened: Opened) -> None:
+    """The link loses what was open on it, and carries what is opened later."""
+    own_redis.start()
+    with EventLoopThread() as loop, ThreadPoolExecutor(8) as readers:
+        link = loop.run(LossyLink(f"127.0.0.1:{own_redis.port}").__aenter__(), 10.0)
+        tier = opened(url=f"redis://{link.address}/0", deadline_s=3.0)
+        tier.store([(key(1), block(1))])
+
+        def read_at_once() -> list[float | Outcome]:
+            sleeping = readers.submit(own_redis.client.execute_command, "DEBUG", "SLEEP", "0.3")
+            time.sleep(0.1)
+            found = [value for each in readers.map(lambda _: values(tier, key(1)), range(7)) for value in each]
+            sleeping.result(20.0)
+            return found
+
+        assert read_at_once() == [1.0] * 7
+        loop.loop.call_soon_threadsafe(link.cut)
+        assert values(tier, key(1)) == [RETRY]
+        wait_for(lambda: tier.state().up)
+        assert read_at_once() == [1.0] * 7
+        assert tier.state().counts["failures"] == 1
+        loop.run(link.__aexit__(), 10.0)
 
 
 def test_a_write_in_doubt_is_looked_up(own_redis: RedisServer, opened: Opened) -> None:
