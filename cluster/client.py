@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from typing import Any, TypeVar
@@ -29,7 +30,7 @@ from cluster.alerts.incident import AlertEvent, Incident, IncidentDetail, Mute, 
 from cluster.alerts.timeline_store import CameraTimeline
 from cluster.control.cameras.managed import ManagedCamera, entry_from_json
 from cluster.decoder.footage.pictures import Picture
-from cluster.errors import SightlineError, UnavailableError
+from cluster.errors import RateLimitError, SightlineError, UnavailableError
 from cluster.hosts import is_loopback
 from cluster.redaction import SourceAddress
 from cluster.types import Answer, CameraStatus, MemoryStatus, Question
@@ -39,11 +40,13 @@ from cluster.wire import memory_wire
 from cluster.wire.channel import open_blocking_channel, split_address
 from cluster.wire.convert import answer_from_proto, status_from_proto
 from cluster.wire.mapping import from_message, to_message
-from cluster.wire.status import is_ours, to_error
+from cluster.wire.status import MARK, is_ours, to_error
 from cluster.wire.tls import ClientCredentials
 
 T = TypeVar("T")
 FILE_S = 300.0
+PACE_S = 0.5
+"""Pause of a call beyond the rate limit of its token, in seconds."""
 _TLS_REASON = re.compile(r"OPENSSL_internal:(\w+)|Hostname Verification")
 TEST_S = 35.0
 
@@ -367,10 +370,17 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
             call.cancel()
 
     def _call(self, method: Callable[..., T], request: object, deadline_s: float | None = None) -> T:
-        try:
-            return method(request, timeout=deadline_s or self._deadline_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise self._explain(error) from None
+        limit_s = deadline_s or self._deadline_s
+        ends_s = time.monotonic() + limit_s
+        while True:
+            try:
+                return method(request, timeout=limit_s, metadata=self._metadata)
+            except grpc.RpcError as error:
+                # Commands about thousands of cameras make a call for each: more than a token may make in a second.
+                limited = (MARK, RateLimitError.__name__) in (error.trailing_metadata() or ())
+                if not limited or time.monotonic() > ends_s:
+                    raise self._explain(error) from None
+            time.sleep(PACE_S)
 
     def _explain(self, error: Any, late: str = "") -> SightlineError:
         if is_ours(error):

@@ -42,6 +42,10 @@ class CapacityError(SightlineError):
     """A bounded queue or budget is full and policy forbids waiting."""
 
 
+class RateLimitError(CapacityError):
+    """The token calls too often; the same call succeeds a moment later."""
+
+
 class NotFoundError(SightlineError):
     """No object with this name or id: incident, replica, sink."""
 

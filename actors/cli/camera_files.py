@@ -13,7 +13,7 @@ import typer
 
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, Output, connect
 from actors.cli.output import Progress, console, plural, print_json, save
-from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError
+from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError, UnavailableError, at_most
 from cluster.files import replacing, writing
 from cluster.security.private_files import open_private
 
@@ -31,6 +31,9 @@ HOW_TO_ESCAPE = (
     f"export {ESCAPED}=$(python3 -c "
     f"""'import os, urllib.parse as u; print(u.quote(os.environ["{PASSWORD}"], safe=""))')"""
 )
+
+MOST_UNAVAILABLE = 3
+"""Consecutive changes that find the cluster unavailable after which `apply` stops: each may wait for its deadline."""
 
 MARKS = {"add": "+", "update": "~", "takeover": "!", "remove": "-", "conflict": "x", "same": "="}
 
@@ -72,12 +75,16 @@ def apply(
     entries = read_cameras("standard input", _standard_input()) if file == "-" else read_cameras(Path(file))
     screen = console(stderr=json == "-")
     errors: dict[str, str] = {}
+    unavailable = 0
     wanted = {entry.name: entry for entry in entries}
     with connect(gateway) as client:
         changes = plan(entries, client.cameras_export(secrets=True), manager, prune=prune, takeover=takeover)
         conflicts = [change for change in changes if change.kind == "conflict"]
         for change in changes:
             if change.kind == "same":
+                continue
+            if unavailable == MOST_UNAVAILABLE:
+                errors[change.name] = "not tried: the cluster became unavailable"
                 continue
             owner = f" (belongs to {change.owner})" if change.owner else ""
             screen.print(f"{MARKS[change.kind]} {change.kind} {change.name}{owner}", markup=False)
@@ -87,8 +94,10 @@ def apply(
             if not dry_run and not conflicts:
                 try:
                     _carry_out(client, change, wanted, manager, force=force)
+                    unavailable = 0
                 except SightlineError as error:
                     errors[change.name] = str(error)
+                    unavailable += isinstance(error, UnavailableError)
                     screen.print(f"    [red]{escape(str(error))}[/red]")
     same = sum(change.kind == "same" for change in changes)
     done = len(changes) - same - len(errors)
@@ -104,12 +113,13 @@ def apply(
     ]
     print_json(json, body)
     if conflicts:
-        names = ", ".join(f"{change.name} ({change.owner})" for change in conflicts)
+        names = ", ".join(at_most(10, [f"{change.name} ({change.owner})" for change in conflicts]))
         raise ManagedElsewhereError(f"nothing was changed; these belong to other managers: {names}; see --takeover")
     what = "would change" if dry_run else "changed"
     screen.print(f"{plural(done, 'camera')} {what}, {same} unchanged")
     if errors:
-        raise SightlineError(f"{plural(len(errors), 'camera')} could not be changed: {', '.join(errors)}")
+        failed = ", ".join(at_most(10, [*errors]))
+        raise SightlineError(f"{plural(len(errors), 'camera')} could not be changed: {failed}")
 
 
 def _standard_input() -> str:

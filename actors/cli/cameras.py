@@ -1,10 +1,12 @@
 """``sightline cameras``: add, change, list and remove cameras of a running cluster."""
 
+from __future__ import annotations
+
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,9 +28,15 @@ from actors.cli.options import (
     parse_questions,
     parse_settings,
 )
-from actors.cli.output import cameras_table, console, expectation, print_json, reasons, reconnecting, save
-from cluster.errors import ConfigError, UnavailableError
+from actors.cli.output import cameras_table, console, expectation, for_each, print_json, reasons, reconnecting, save
+from cluster.errors import ConfigError, UnavailableError, UnknownCameraError
 from cluster.redaction import redact
+from cluster.security.roles import EVERY, in_scope
+
+if TYPE_CHECKING:
+    from cluster.client import GatewayClient
+    from cluster.control.cameras.managed import ManagedCamera
+    from cluster.types import CameraStatus
 
 app = typer.Typer(no_args_is_help=True, help="Add, change, list and remove cameras of a running cluster.")
 app.command("apply")(camera_files.apply)
@@ -43,6 +51,7 @@ UNANSWERED = 3
 """Exit code of `add` if the camera was added but its source does not answer."""
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the camera.")]
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Cameras, or patterns as in 'line-7-*'.")]
 
 
 @app.command("add")
@@ -164,43 +173,52 @@ def update(
 
 
 @app.command("pause")
-def pause(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GATEWAY) -> None:
-    """Stop a camera but keep its memory: it is neither connected, decoded nor asked until `cameras resume`.
+def pause(names: Names, takeover: Takeover = False, gateway: Gateway = DEFAULT_GATEWAY) -> None:
+    """Stop cameras but keep their memory: they are neither connected, decoded nor asked until `cameras resume`.
 
     A camera managed by `cameras apply` stays so: the next `apply` without `paused: true` in its file resumes it.
 
     $ sightline cameras pause gate
+
+    $ sightline cameras pause 'line-7-*'
     """
-    _set_paused(name, True, takeover, gateway)
+    _set_paused(names, True, takeover, gateway)
 
 
 @app.command("resume")
-def resume(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GATEWAY) -> None:
-    """Start a paused camera again.
+def resume(names: Names, takeover: Takeover = False, gateway: Gateway = DEFAULT_GATEWAY) -> None:
+    """Start paused cameras again.
 
     $ sightline cameras resume gate
     """
-    _set_paused(name, False, takeover, gateway)
+    _set_paused(names, False, takeover, gateway)
 
 
-def _set_paused(name: str, paused: bool, takeover: bool, gateway: str) -> None:
+def _set_paused(names: list[str], paused: bool, takeover: bool, gateway: str) -> None:
+    with connect(gateway) as client:
+        named = set("".join(names)).isdisjoint("*?[")
+        cameras = [each for each in client.cameras_export(names if named else ()) if in_scope(each.entry.name, names)]
+        if not cameras:
+            raise UnknownCameraError(f"no camera matches {' '.join(names)}")
+        for_each(cameras, lambda camera: _pause(client, camera, paused, takeover))
+
+
+def _pause(client: GatewayClient, camera: ManagedCamera, paused: bool, takeover: bool) -> None:
     from cluster.control.cameras.managed import CONFIGURATION, KUBERNETES, settings_of
 
-    with connect(gateway) as client:
-        [camera] = client.cameras_export([name])
-        # Files omit `paused` unless it is true: a resumed camera then equals its file again.
-        settings = {key: value for key, value in settings_of(camera.entry).items() if key != "paused"}
-        manager = "" if takeover or camera.manager in (CONFIGURATION, KUBERNETES) else camera.manager
-        # The source as exported, redacted: the cluster fills in its secrets.
-        client.camera_update(
-            name,
-            str(camera.entry.source),
-            settings | ({"paused": True} if paused else {}),
-            manager=manager,
-            takeover=takeover,
-            revision=camera.revision,
-        )
-    print(f"{name}: {'paused' if paused else 'resumed'}")
+    # Files omit `paused` unless it is true: a resumed camera then equals its file again.
+    settings = {key: value for key, value in settings_of(camera.entry).items() if key != "paused"}
+    manager = "" if takeover or camera.manager in (CONFIGURATION, KUBERNETES) else camera.manager
+    # The source as exported, redacted: the cluster fills in its secrets.
+    client.camera_update(
+        camera.entry.name,
+        str(camera.entry.source),
+        settings | ({"paused": True} if paused else {}),
+        manager=manager,
+        takeover=takeover,
+        revision=camera.revision,
+    )
+    print(f"{camera.entry.name}: {'paused' if paused else 'resumed'}")
 
 
 @app.command("test")
@@ -228,12 +246,21 @@ def try_source(
 
 @app.command("list")
 def list_cameras(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Cameras or patterns; default all.")
+    ] = None,
+    states: Annotated[
+        list[str] | None, typer.Option("--state", metavar="STATE", help="Only in this state; may be repeated.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh the table until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between updates with --watch.")] = 1.0,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """List cameras: state and reason, picture and cue, windows, tokens, latency, last answers.
+    """List cameras: state and reason, picture and cue, windows, tokens, latency, last answers. --watch shows as many as
+    the terminal has room for.
+
+    $ sightline cameras list 'line-7-*' --state error --state backoff
 
     $ sightline cameras list --watch
 
@@ -244,15 +271,23 @@ def list_cameras(
     from rich.text import Text
 
     with connect(gateway) as client:
-        if json is not None and not print_json(json, client.cameras_list()):
+
+        def listed() -> list[CameraStatus]:
+            chosen = (each for each in client.cameras_list() if in_scope(each.name, names or EVERY))
+            return [each for each in chosen if not states or each.state in states]
+
+        if json is not None and not print_json(json, listed()):
             return
         screen = console()
 
         def table() -> Group:
-            cameras = client.cameras_list()
+            cameras = listed()
             if not cameras:
-                return Group(f"no cameras{of_token()}; add one with `sightline cameras add`")
-            return Group(cameras_table(cameras, screen.width), *map(Text, reasons(cameras)))
+                such = " such" if names or states else ""
+                return Group(f"no{such} cameras{of_token()}; add one with `sightline cameras add`")
+            # Rendering thousands of rows takes seconds, and a terminal shows the first screenful.
+            shown = cameras[: screen.height] if watch else cameras
+            return Group(cameras_table(shown, screen.width), *map(Text, reasons(shown)))
 
         def tables() -> Iterator[Group]:
             while True:

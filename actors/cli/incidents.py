@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, JsonStream, conne
 from actors.cli.output import (
     JsonLines,
     console,
+    for_each,
     make_table,
     plural,
     print_json,
@@ -35,6 +37,7 @@ app = typer.Typer(no_args_is_help=True, help="List, acknowledge and mute inciden
 alerts = typer.Typer(no_args_is_help=True, help="Test alert sinks.")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the incident, as shown by `incidents list`.")]
+Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of incidents, as shown by `incidents list`.")]
 Camera = Annotated[str, typer.Option("--camera", metavar="NAME", help="Only this camera.")]
 Subject = Annotated[str, typer.Option("--question", metavar="ID", help="Only this question, or camera state.")]
 By = Annotated[str, typer.Option("--by", metavar="NAME", help="Your name. Default: your login.")]
@@ -76,6 +79,9 @@ def list_incidents(
             client.camera_get(camera)
     if print_json(json, found):
         console().print(_incidents_table(found) if found else f"no incidents{of_token()}", markup=False)
+    if len(found) == limit:
+        # On standard error: whoever pipes the list must learn of it too.
+        print(f"the newest {limit}; there may be more: --before {found[-1].id}", file=sys.stderr)
 
 
 @app.command("show")
@@ -98,14 +104,20 @@ def show(incident: Id, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) ->
 
 
 @app.command("ack")
-def acknowledge(incident: Id, by: By = "", gateway: Gateway = DEFAULT_GATEWAY) -> None:
-    """Acknowledge an incident; the sinks are notified once.
+def acknowledge(incidents: Ids, by: By = "", gateway: Gateway = DEFAULT_GATEWAY) -> None:
+    """Acknowledge incidents; the sinks are notified once of each.
 
     $ sightline incidents ack 3f9c2a51d07be864
+
+    $ sightline incidents list --open -n 1000 --json - | jq -r '.[].id' | xargs sightline incidents ack
     """
     with connect(gateway) as client:
-        found = client.acknowledge(incident, by or _login())
-    print(f"{found.id}: acknowledged by {found.acknowledged_by}")
+
+        def acknowledge_one(incident: str) -> None:
+            found = client.acknowledge(incident, by or _login())
+            print(f"{found.id}: acknowledged by {found.acknowledged_by}")
+
+        for_each(incidents, acknowledge_one)
 
 
 @app.command("confirm")

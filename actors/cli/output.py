@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from actors.cli.options import spoken
-from cluster.errors import UnavailableError
+from cluster.errors import SightlineError, UnavailableError, at_most
 from cluster.files import check_file_writable, check_writable, json_text, replacing, write_text, writing
 from cluster.lab.report.number_format import compact
 from cluster.redaction import redact
@@ -324,6 +324,20 @@ def check_json_target(target: str | Path | None) -> None:
     """Check that ``--json`` can be written, before anything expensive starts. Raises ``SightlineError``: it cannot."""
     if target not in (None, "-"):
         check_file_writable(Path(str(target)))
+
+
+def for_each(items: Iterable[T], work: Callable[[T], None]) -> None:
+    """Do ``work`` with each item. Raises ``UnavailableError`` at once, other ``SightlineError`` after the last item."""
+    errors: list[SightlineError] = []
+    for item in items:
+        try:
+            work(item)
+        except UnavailableError:
+            raise
+        except SightlineError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0] if len(errors) == 1 else SightlineError("; ".join(at_most(10, [*map(str, errors)])))
 
 
 def plural(count: int, noun: str) -> str:

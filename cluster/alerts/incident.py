@@ -178,9 +178,6 @@ class Mute:
     until_s: float
     by: str = ""
 
-    def covers(self, camera: str, subject: str, now_s: float) -> bool:
-        return now_s < self.until_s and self.camera in ("*", camera) and self.subject in ("*", subject)
-
 
 def clip_settled(incident: Incident, now_s: float) -> AlertEvent:
     """Event for followers when the clip of ``incident`` is complete or known to be missing.

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import product
 
 from cluster.alerts.incident import (
     FORGOTTEN,
@@ -200,7 +201,9 @@ class OpenIncidents:
         return incident
 
     def _add_event(self, incident: Incident, kind: EventKind, now_s: float, cause: EventCause = "") -> Incident:
-        muted = any(mute.covers(incident.camera, incident.subject, now_s) for mute in self._mutes.values())
+        # By key: a line under maintenance may be muted camera by camera, and its alerts come together.
+        scopes = product((incident.camera, "*"), (incident.subject, "*"))
+        muted = any(mute.until_s > now_s for mute in map(self._mutes.get, scopes) if mute is not None)
         # Sinks that saw an incident also get its end, even if muted; one they never saw ends silently.
         before_s = incident.told_s
         silent = before_s is None if kind == "end" else muted

@@ -143,9 +143,9 @@ class TimelineStore:
     def add_statuses(self, statuses: Iterable[CameraStatus], now_s: float, removed: Collection[str] = ()) -> None:
         """Record changes of state and rung, and every ``GAPS_S`` of the number of gaps. Rows of ``removed`` cameras are
         deleted by the next write, since a new camera of the same name must not inherit them."""
-        for camera in removed:
-            self._drop_pending(camera, math.inf)
-            self._removed.add(camera)
+        if removed:
+            self._drop_pending(removed, math.inf)
+            self._removed.update(removed)
         for status in statuses:
             known = self._known.get(status.name)
             change = StateChange(now_s, status.state, status.rung, status.gaps)
@@ -164,11 +164,11 @@ class TimelineStore:
 
     async def delete(self, camera: str, until_s: float) -> None:
         """Delete a camera's hours that began before ``until_s``, Unix time. Raises ``UnavailableError``: the disk."""
-        self._drop_pending(camera, until_s)
+        self._drop_pending({camera}, until_s)
         # Again once a write in progress has ended, which restores its rows if it fails.
         async with _disk_deadline(), self._writing:
-            self._drop_pending(camera, until_s)
-            await self._on_disk(lambda db: _delete(db, camera, until_s))
+            self._drop_pending({camera}, until_s)
+            await self._on_disk(lambda db: _delete(db, {camera}, until_s))
 
     async def flush(self) -> None:
         """Write pending rows, even if the caller is cancelled. Raises ``UnavailableError``: the disk."""
@@ -185,8 +185,8 @@ class TimelineStore:
         if not hours and not states and not removed:
             return
         try:
-            for camera in removed:
-                await self._on_disk(lambda db, camera=camera: _delete(db, camera, math.inf))  # type: ignore[misc]
+            if removed:
+                await self._on_disk(lambda db: _delete(db, removed, math.inf))
             await self._on_disk(lambda db: _write(db, hours, states))
         except UnavailableError:
             newest = max((key[2] for key in (*hours, *self._hours)), default=0)
@@ -203,13 +203,14 @@ class TimelineStore:
             await self._on_disk(lambda db: _expire(db, newest_s - self._keep_s))
             self._expired_hour = hour
 
-    def _drop_pending(self, camera: str, until_s: float) -> None:
-        for key in [key for key in self._hours if key[0] == camera and key[2] * HOUR_S < until_s]:
+    def _drop_pending(self, cameras: Collection[str], until_s: float) -> None:
+        for key in [key for key in self._hours if key[0] in cameras and key[2] * HOUR_S < until_s]:
             del self._hours[key]
-        kept = [(name, each) for name, each in self._states if name != camera or each.at_s >= until_s]
+        kept = [(name, each) for name, each in self._states if name not in cameras or each.at_s >= until_s]
         self._states = deque(kept, MOST_STATES)
-        # Makes the next status record the current state.
-        self._known.pop(camera, None)
+        for camera in cameras:
+            # Makes the next status record the current state.
+            self._known.pop(camera, None)
 
     # -- inside ---------------------------------------------------------------------------------
     async def _run(self) -> None:
@@ -323,9 +324,11 @@ def _expire(db: sqlite3.Connection, before_s: float) -> None:
     db.commit()
 
 
-def _delete(db: sqlite3.Connection, camera: str, until_s: float) -> None:
-    db.execute("DELETE FROM scores WHERE camera = ? AND hour * ? < ?", (camera, HOUR_S, until_s))
-    db.execute("DELETE FROM states WHERE camera = ? AND at_s < ?", (camera, until_s))
+def _delete(db: sqlite3.Connection, cameras: Collection[str], until_s: float) -> None:
+    db.executemany(
+        "DELETE FROM scores WHERE camera = ? AND hour * ? < ?", [(each, HOUR_S, until_s) for each in cameras]
+    )
+    db.executemany("DELETE FROM states WHERE camera = ? AND at_s < ?", [(each, until_s) for each in cameras])
     db.commit()
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 

@@ -14,6 +14,7 @@ from cluster.errors import ConfigError
 from cluster.security.roles import current_principal
 from cluster.types import CameraStatus
 from cluster.types.reports import DecoderNumbers, ReplicaStatus
+from cluster.wire.answers import yielding
 from cluster.wire.convert import question_from_proto, settings_from_json, status_to_proto
 from cluster.wire.mapping import to_message
 
@@ -66,7 +67,7 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
                 entry_json=entry_to_json(each.entry, secrets=request.secrets),
                 revision=each.revision,
             )
-            for each in cameras
+            async for each in yielding(cameras)
             if sees(each.entry.name)
         ]
         return pb.ExportCamerasResponse(cameras=exported)
@@ -79,7 +80,8 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
     async def List(self, _request: pb.ListCamerasRequest, _context: Context) -> pb.ListCamerasResponse:
         sees = current_principal().sees
         statuses = await self._directory.list_cameras()
-        return pb.ListCamerasResponse(cameras=[status_to_proto(each) for each in statuses if sees(each.name)])
+        listed = [status_to_proto(each) async for each in yielding(statuses) if sees(each.name)]
+        return pb.ListCamerasResponse(cameras=listed)
 
     async def Get(self, request: pb.GetCameraRequest, _context: Context) -> pb.CameraStatus:
         return status_to_proto(await self._directory.get_camera(request.name))

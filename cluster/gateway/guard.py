@@ -117,7 +117,7 @@ class Guard(grpc.aio.ServerInterceptor):
         Raises:
             UnauthenticatedError: see :meth:`identify`.
             ForbiddenError: the role is missing.
-            CapacityError: the rate limit is exceeded.
+            RateLimitError: the rate limit is exceeded.
         """
         principal, error = self._admit(credentials, method)
         if error is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from cluster.errors import CapacityError
+from cluster.errors import CapacityError, RateLimitError
 from cluster.security.roles import ANYBODY, current_principal
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def acquire(self, principal: str, cost: float = 1.0) -> None:
-        """Take ``cost`` calls, at most a burst, from the bucket. Raises ``CapacityError``: the rate is exceeded."""
+        """Take ``cost`` calls, at most a burst, from the bucket. Raises ``RateLimitError``."""
         with self._lock:
             now = self._clock()
             left, since = self._buckets.pop(principal, (float(self._burst), now))
@@ -37,7 +37,7 @@ class RateLimit:
             if len(self._buckets) > KEPT:
                 self._buckets.popitem(last=False)
         if early:
-            raise CapacityError(f"{principal!r} calls too often; try again in {early:.1f} s")
+            raise RateLimitError(f"{principal!r} calls too often; try again in {early:.1f} s")
 
     def charge(self, principal: str, cost: float) -> None:
         """Charge an extra ``cost`` to a call in progress, at the expense of later ones."""

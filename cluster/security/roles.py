@@ -1,10 +1,12 @@
 """Roles, and the role required for each call of the gateway. Calls that are not listed are refused."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import lru_cache
 
 from cluster.errors import ForbiddenError
 
@@ -126,7 +128,15 @@ EVERY = ("*",)
 
 def in_scope(camera: str, patterns: Iterable[str]) -> bool:
     """Whether a camera matches one of ``patterns`` (case-sensitive shell patterns)."""
-    return any(fnmatchcase(camera, pattern) for pattern in patterns)
+    names, matches = _compiled(tuple(patterns))
+    return camera in names or matches(camera) is not None
+
+
+@lru_cache(maxsize=1024)
+def _compiled(patterns: tuple[str, ...]) -> tuple[frozenset[str], Callable[[str], object]]:
+    """A scope as one lookup and one match: it may name hundreds of cameras, and is asked for each of thousands."""
+    shells = [pattern for pattern in patterns if set(pattern) & set("*?[")]
+    return frozenset(patterns).difference(shells), re.compile("|".join(map(translate, shells)) or "(?!)").match
 
 
 @dataclass(frozen=True, slots=True)

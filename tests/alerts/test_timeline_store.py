@@ -4,6 +4,7 @@ import asyncio
 import random
 import sqlite3
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -271,3 +272,21 @@ async def test_alerting_records_levels_over_restarts_and_erases_them(tmp_path, m
     finally:
         await service.stop()
     assert b"person" not in (tmp_path / TIMELINES).read_bytes()
+
+
+async def test_a_line_of_cameras_is_removed_at_once(tmp_path, make):
+    """Camera by camera it took half a second of alerting's event loop, and a flush of the disk for each."""
+    store = TimelineStore(tmp_path / "t.sqlite")
+    names = [f"km-{number}" for number in range(4000)]
+    for name in names:
+        for question in ("person", "train"):
+            store.add_window(name, question, NOON, 0.5, 0.5, True)
+    began_s = time.thread_time()
+    store.add_statuses([replace(make.status(), name="km-3999")], NOON, removed=names[:2000])
+    assert time.thread_time() - began_s < 0.15
+    found = [await read(store, name) for name in ("km-0", "km-1", "km-1999", "km-2000", "km-3999")]
+    assert [len(each.scores) for each in found] == [0, 0, 0, 2, 2]
+    store.add_statuses([], NOON, removed=names[2000:3000])
+    assert [(await read(store, name)).scores.keys() for name in ("km-2000", "km-2999")] == [set(), set()]
+    assert (await read(store, "km-3000")).scores.keys() == {"person", "train"}
+    await store.stop()

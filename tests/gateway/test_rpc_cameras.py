@@ -232,3 +232,19 @@ async def test_a_list_may_be_larger_than_what_a_gateway_takes():
     ):
         listed = await cameras_pb2_grpc.CamerasStub(channel).List(cameras_pb2.ListCamerasRequest())
     assert len(listed.cameras) == 2000
+
+
+@pytest.mark.parametrize(
+    ("call", "request_of"), [("List", cameras_pb2.ListCamerasRequest), ("Export", cameras_pb2.ExportCamerasRequest)]
+)
+async def test_other_calls_are_served_while_thousands_of_cameras_are_listed(call, request_of):
+    found = Directory()
+    for number in range(1000):
+        await found.add_camera(ManagedCamera(entry=CameraEntry(name=f"km-{number}")))
+    listing = asyncio.create_task(getattr(CamerasServicer(found), call)(request_of(), None))
+    turns = 0
+    while not listing.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= 5
+    assert len(listing.result().cameras) == 1000

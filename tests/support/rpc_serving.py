@@ -32,10 +32,10 @@ async def collect_servers():
 
 
 @contextmanager
-def serving_in_thread(*servicers):
+def serving_in_thread(*servicers, **options):
     """The same on a loop of its own, for tests that block."""
     with EventLoopThread() as thread, ExitStack() as stack:
-        served = serving(*servicers)
+        served = serving(*servicers, **options)
         address = thread.run(served.__aenter__(), 10.0)
         stack.callback(lambda: thread.run(served.__aexit__(None, None, None), 10.0))
         yield address

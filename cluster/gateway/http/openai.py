@@ -23,7 +23,7 @@ from cluster.gateway.http.forms import ChatCompletion, Model, Models
 from cluster.gateway.http.free_questions import ASK, ASK_ALL, answer_body, result_body, written
 from cluster.gateway.http.replies import SSE, HttpError, Reply, Stream, openai_error
 from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes
-from cluster.security.roles import MODELS
+from cluster.security.roles import MODELS, current_principal
 from cluster.wire.memory_wire import (
     MAX_TURNS,
     AskAllProgress,
@@ -210,8 +210,9 @@ async def _reply(body: Chat, events: AsyncGenerator[str | End, None], limit: int
 @router.on("GET /v1/models", MODELS, Models, openai=True)
 async def models(gateway: Gateway) -> Reply:
     """The cameras as OpenAI models."""
-    found = await gateway.calls.unary(f"{CAMERAS}List", cameras_pb2.ListCamerasRequest())
-    names = [f"{PREFIX}{each.name}" for each in found.cameras]
+    gateway.calls.check(f"{CAMERAS}List", cameras_pb2.ListCamerasRequest())
+    sees = current_principal().sees
+    names = [f"{PREFIX}{name}" for name in await gateway.live.list() if sees(name)]
     return Reply({"object": "list", "data": [_model(name) for name in (*names, FLEET)]})
 
 

@@ -11,7 +11,11 @@ from actors.cli import main
 from cluster.config import load_config, parse_camera
 from cluster.control.cameras.managed import CONFIGURATION, ManagedCamera
 from cluster.control.directory import Directory
+from cluster.errors import UnavailableError
 from cluster.gateway import directory
+from cluster.gateway.guard import Guard
+from cluster.security.limits import RateLimit
+from cluster.security.roles import Principal, Role
 
 FILE = """
 cameras:
@@ -55,12 +59,19 @@ class Rules:
 
 
 @pytest.fixture
-def rules(monkeypatch):
+def limit():
+    """The rate limit of every token."""
+    return RateLimit(1000.0, 1000)
+
+
+@pytest.fixture
+def rules(monkeypatch, limit):
     rules = Rules()
-    with serving_in_thread(directory.CamerasServicer(rules)) as address:
+    guard = Guard(lambda _: Principal("ann", frozenset(Role)), rate=limit)
+    with serving_in_thread(directory.CamerasServicer(rules), guard=guard) as address:
         monkeypatch.setenv("SIGHTLINE_GATEWAY", address)
         monkeypatch.setenv("PASSWORD", "s3cret")
-        monkeypatch.delenv("SIGHTLINE_TOKEN", raising=False)
+        monkeypatch.setenv("SIGHTLINE_TOKEN", "ann's")
         yield rules
 
 
@@ -149,6 +160,61 @@ def test_what_the_cluster_refuses_is_said_and_the_rest_is_done(rules, run, tmp_p
         ["-f", file, "--manager", "cluster"],
     ):
         run("cameras", "apply", *wrong, code=2)
+
+
+@pytest.mark.parametrize("limit", [RateLimit(40.0, 4)])
+def test_more_cameras_than_a_token_may_change_at_once_are_all_applied(rules, run, tmp_path, limit):
+    file = tmp_path / "cameras.yaml"
+    file.write_text(json.dumps({"cameras": [{"name": f"km-{number}"} for number in range(12)]}))
+    assert "12 cameras changed" in run("cameras", "apply", "-f", file)
+    assert len(rules.managers()) == 13
+
+
+def test_a_cluster_that_goes_away_is_not_asked_for_every_other_camera(rules, run, tmp_path, monkeypatch):
+    """Each call to a gateway that hangs lasts until its deadline: hours for thousands of cameras."""
+    file = tmp_path / "cameras.yaml"
+    file.write_text(json.dumps({"cameras": [{"name": f"km-{number:02}"} for number in range(40)]}))
+    add, asked = rules.add_camera, []
+
+    async def gone_after_two(managed, **given):
+        asked.append(managed.entry.name)
+        if len(asked) > 2:
+            raise UnavailableError("the controller restarts")
+        return await add(managed)
+
+    report = tmp_path / "changes.json"
+    with monkeypatch.context() as context:
+        context.setattr(rules, "add_camera", lambda managed, *_: gone_after_two(managed))
+        said = run("cameras", "apply", "-f", file, "--json", report, code=1)
+    assert len(asked) == 5
+    assert "38 cameras could not be changed: km-02, km-03" in said
+    assert said.endswith("km-11, and 28 more")
+    errors = [each["error"] for each in json.loads(report.read_text())]
+    assert errors[:2] == ["", ""]
+    assert {each.partition(":")[0] for each in errors[5:]} == {"not tried"}
+    assert "38 cameras changed, 2 unchanged" in run("cameras", "apply", "-f", file)
+
+
+def test_the_cameras_of_a_line_are_listed_paused_and_resumed_together(rules, run, tmp_path):
+    file = tmp_path / "cameras.yaml"
+    names = ["line-1-a", "line-7-a", "line-7-b"]
+    file.write_text(json.dumps({"cameras": [{"name": name} for name in names]}))
+    run("cameras", "apply", "-f", file)
+
+    def paused():
+        return [name for name in names if rules.directory.settings(name).paused]
+
+    said = run("cameras", "pause", "line-7-*", "written", code=1)
+    assert "camera 'written' is written in the cluster's configuration" in said
+    assert paused() == ["line-7-a", "line-7-b"], "one that cannot be paused does not keep the others running"
+    assert [each["name"] for each in json.loads(run("cameras", "list", "--state", "paused", "--json", "-"))] == paused()
+    assert [each["name"] for each in json.loads(run("cameras", "list", "line-*-a", "--json", "-"))] == names[:2]
+    assert "no such cameras" in run("cameras", "list", "line-8-*")
+    assert run("cameras", "resume", "line-7-*") == "line-7-a: resumed\nline-7-b: resumed\n"
+    assert paused() == []
+    assert "no camera matches line-8-*" in run("cameras", "pause", "line-8-*", code=1)
+    assert "there is no camera 'line-1'" in run("cameras", "pause", "line-1", "line-7-a", code=1)
+    assert paused() == []
 
 
 def test_an_export_applies_elsewhere(rules, run, tmp_path, monkeypatch):
