@@ -121,13 +121,13 @@ def _measured(args: argparse.Namespace) -> BenchResult:
 def _measure_scenarios(model: str, layers: int, device: torch.device) -> BenchResult:
     """Run the dry run's scenarios on a real device."""
     rows = []
-    Rig.device = device
+    Rig.loaded = gpu_measure.load_measured(model, device, layers)
     try:
         for name, scenario in SCENARIOS.items():
             gpu_measure.release_memory(device)
             rows.append(_tried(model, layers, name, scenario))
     finally:
-        Rig.device = None
+        Rig.loaded = None
     return BenchResult({"device_faults": float(sum(bool(row["fault"]) for row in rows))}, rows)
 
 
@@ -138,15 +138,12 @@ class Rig:
 
     engine: NativeEngine
     model: VisionLanguageModel
-    # Device to run on; None: the fake one.
-    device: ClassVar[torch.device | None] = None
+    # The model of all scenarios; None: one on the fake device for each.
+    loaded: ClassVar[VisionLanguageModel | None] = None
 
     @classmethod
     def of(cls, shape: str, layers: int, *, memory: bool = False, **options: Any) -> Self:
-        if cls.device is None:
-            model = load_truncated(shape, layers, DEVICE)
-        else:
-            model = gpu_measure.load_measured(shape, cls.device, layers)
+        model = cls.loaded or load_truncated(shape, layers, DEVICE)
         # The lower tier stands for one that other processes can read, which handing over a window requires.
         bank = MemoryBank(TierStack([Arena(2**26), Arena(2**31, name="node", evicts=False)])) if memory else None
         return cls(NativeEngine(model, memories=bank, max_new_tokens=4, **options), model)
