@@ -44,7 +44,7 @@ def test_a_clip_is_told_as_ffmpeg_tells_it() -> None:
 
 
 def test_a_camera_in_the_network_is_told_by_what_it_sends(tmp_path) -> None:
-    make_clip("street", tmp_path / "street.mp4", seconds=6, fps=10, size=(160, 96))
+    make_clip("street", tmp_path / "street.mp4", seconds=3, fps=10, size=(160, 96))
     with RtspServer({"/street": tmp_path / "street.mp4"}) as server:
         found = run(load_config(None, {}), server.url("/street"))
     assert (found.codec, found.width, found.height, found.decode) == ("h264", 160, 96, "cpu")

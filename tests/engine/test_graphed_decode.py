@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from cluster.engine.native import NativeEngine, graphed_decode
+from cluster.engine.native import NativeEngine, explanations, graphed_decode
+from cluster.engine.native import engine as native_engine
 from cluster.engine.native.graphed_decode import DecodeStep
 from cluster.engine.native.kernels.slots import SlotsKernel
 from cluster.engine.window.planner import Run
+from cluster.engine.window.score import why_ids
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_model, load_truncated
@@ -42,10 +44,14 @@ class Trace:
 
 @pytest.fixture
 def model(request, monkeypatch) -> VisionLanguageModel:
-    """Of two layers: a launch takes long in Triton's interpreter, and layers do not differ."""
+    """Of two layers and two heads, asking why in three tokens, of which a pass takes those of three explanations: each
+    row that a graph has takes long in Triton's interpreter."""
     name = getattr(request, "param", "tiny-qwen2_5_vl")
     preset = PRESETS[name]
-    monkeypatch.setitem(PRESETS, name, replace(preset, text=preset.text | {"num_hidden_layers": 2}))
+    small = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    monkeypatch.setitem(PRESETS, name, replace(preset, text=preset.text | small))
+    monkeypatch.setattr(native_engine, "why_ids", lambda model: why_ids(model)[-3:])
+    monkeypatch.setattr(explanations, "LARGEST", 12)
     return load_model(name)
 
 

@@ -11,8 +11,8 @@ from cluster.vision.sampler import PatchSampler
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory):
-    """At 12 frames per second samples fall on the instants of the truth, twice a second."""
-    return make_all_clips(tmp_path_factory.mktemp("clips"), fps=12.0)
+    """At 6 frames per second samples fall on the instants of the truth, twice a second."""
+    return make_all_clips(tmp_path_factory.mktemp("clips"), fps=6.0)
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,7 @@ def _measured(args: argparse.Namespace) -> BenchResult:
 def _measure_scenarios(model: str, layers: int, device: torch.device) -> BenchResult:
     """Run the dry run's scenarios on a real device."""
     rows = []
-    with mock.patch.object(Rig, "device", device):
+    with mock.patch.object(Rig, "loaded", gpu_measure.load_measured(model, device, layers)):
         for name, scenario in SCENARIOS.items():
             gpu_measure.release_memory(device)
             rows.append(_tried(model, layers, name, scenario))
@@ -136,15 +136,12 @@ class Rig:
 
     engine: NativeEngine
     model: VisionLanguageModel
-    # Device to run on; None: the fake one.
-    device: ClassVar[torch.device | None] = None
+    # The model of all scenarios; None: one on the fake device for each.
+    loaded: ClassVar[VisionLanguageModel | None] = None
 
     @classmethod
     def of(cls, shape: str, layers: int, *, memory: bool = False, **options: Any) -> Self:
-        if cls.device is None:
-            model = load_truncated(shape, layers, DEVICE)
-        else:
-            model = gpu_measure.load_measured(shape, cls.device, layers)
+        model = cls.loaded or load_truncated(shape, layers, DEVICE)
         # The lower tier stands for one that other processes can read, which handing over a window requires.
         bank = MemoryBank(TierStack([Arena(2**26), Arena(2**31, name="node", evicts=False)])) if memory else None
         return cls(NativeEngine(model, memories=bank, max_new_tokens=4, **options), model)

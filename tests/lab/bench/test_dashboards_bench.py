@@ -18,9 +18,11 @@ def prometheus(tmp_path_factory):
     registry = CollectorRegistry()
     Gauge("there", "Something.", ["camera"], registry=registry).labels("gate").set(1)
     server = MetricsServer(registry=registry)
-    with dashboards._prometheus(tmp_path_factory.mktemp("prometheus"), {"one": [server.address]}) as address:
-        until(lambda: dashboards._evaluate(address, "there"), "a scrape")
-        yield address
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dashboards, "SCRAPE_S", 1)
+        with dashboards._prometheus(tmp_path_factory.mktemp("prometheus"), {"one": [server.address]}) as address:
+            until(lambda: dashboards._evaluate(address, "there"), "a scrape")
+            yield address
     server.close()
 
 

@@ -12,7 +12,7 @@ import torch
 from cluster.codec.nvdec import Nvdec
 from cluster.engine.native import NativeEngine
 from cluster.errors import ConfigError
-from cluster.lab.bench import gpu_measure, harness
+from cluster.lab.bench import gpu, gpu_host, gpu_measure, harness
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.lab.bench.gpu_frontend import DecodeLoad, HostNvdecDecoder, decode_rates, host_nvdec
 from cluster.lab.bench.gpu_measure import PARTS, Rig, search_streams
@@ -22,7 +22,11 @@ from cluster.models.presets import SHAPES
 
 @pytest.fixture
 def quick(monkeypatch) -> None:
-    """Windows of 16 s of two cameras a step, each measured once, and decoders that run for a blink."""
+    """Windows of 16 s of two cameras a step, each measured once, and decoders that run for a blink; the scenarios of
+    the dry run have shorter strides too."""
+    monkeypatch.setattr(gpu, "WINDOW_S", 16.0)
+    monkeypatch.setattr(gpu, "STRIDE_S", 4.0)
+    monkeypatch.setattr(gpu, "camera_samples", lambda *given: gpu_host.camera_samples(*given)[:24])
     monkeypatch.setattr(gpu_measure, "WINDOW_S", 16.0)
     monkeypatch.setattr(gpu_measure, "SPEC", replace(gpu_measure.SPEC, window_s=16.0))
     monkeypatch.setattr(gpu_measure, "REPEATS", 1)
