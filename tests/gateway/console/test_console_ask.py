@@ -79,12 +79,11 @@ def test_after_a_conversation_that_is_over_the_next_question_begins_another(open
 
 
 def test_a_reply_that_takes_longer_than_the_period_is_waited_for(open_page, gateway):
-    page = open_page(f"{gateway.url}/", ready=None, new=True)
+    page = open_page("about:blank", ready=None, new=True)
     page.clock.install()
     held = []
     page.route("**/v1/replicas", lambda route: held.append(route))
     page.goto(f"{gateway.url}/#/fleet")
-    page.reload()
     # With the first lists, it is asked for anew.
     page.wait_for_selector(".fleet-figures >> text=of 36")
     page.wait_for_timeout(500)

@@ -75,9 +75,9 @@ def test_a_page_that_opens_while_the_gateway_is_away_says_so_and_recovers(own, e
 
 
 def test_a_browser_that_slept_catches_up(own, open_page):
-    page = open_page(f"{own.url}/", ready=None, new=True)
+    page = open_page("about:blank", ready=None, new=True)
     page.clock.install()
-    page.reload()
+    page.goto(own.url)
     page.wait_for_selector(".live.live")
     opened = []
     page.on("request", lambda request: request.url.endswith("/v1/events") and opened.append(request.url))
@@ -260,9 +260,9 @@ def test_the_stream_is_read_however_it_is_cut(gateway, open_page):
 
 
 def test_changing_scores_do_not_move_tiles_under_the_pointer(gateway, open_page):
-    page = open_page(f"{gateway.url}/", ready=None, new=True)
+    page = open_page("about:blank", ready=None, new=True)
     page.clock.install()
-    page.reload()
+    page.goto(gateway.url)
     page.wait_for_selector(".tile")
     wall = Wall(page, gateway)
     page.locator(".tile").nth(3).hover()

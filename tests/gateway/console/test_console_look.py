@@ -91,11 +91,11 @@ def test_dark_and_light_follow_the_system_until_somebody_chooses(open_page, gate
 
 
 def test_a_browser_that_stores_nothing_shows_everything(open_page, gateway):
-    page = open_page(f"{gateway.url}/", new=True, color_scheme="light")
+    page = open_page("about:blank", ready=None, new=True, color_scheme="light")
     page.add_init_script(
         "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('', 'SecurityError'); } });"
     )
-    page.reload()
+    page.goto(gateway.url)
     page.wait_for_selector(".tile")
     page.get_by_role("button", name="Dark colours").click()
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")

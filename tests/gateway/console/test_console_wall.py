@@ -97,10 +97,10 @@ def test_a_push_that_has_ended_is_calm_whatever_it_said_last(wall):
 
 
 def test_pictures_are_plain_until_kept_patches_are_wanted(open_page, gateway):
-    page = open_page(f"{gateway.url}/", ready=None, new=True)
+    page = open_page("about:blank", ready=None, new=True)
     asked = []
     page.on("request", lambda request: "/picture.jpg" in request.url and asked.append("kept=1" in request.url))
-    page.reload()
+    page.goto(gateway.url)
     page.wait_for_selector(".picture.there")
     assert asked
     assert not any(asked)
@@ -111,21 +111,21 @@ def test_pictures_are_plain_until_kept_patches_are_wanted(open_page, gateway):
 def test_search_filter_and_sort(wall):
     page, cameras = wall.page, wall.gateway.city.cameras
     wall.search("PLATFORM-south")
-    until(lambda: wall.shown() and all("platform-south" in name for name in wall.shown()))
+    until(lambda: (shown := wall.shown()) and all("platform-south" in name for name in shown))
     wall.search("replica-2")
-    until(lambda: wall.shown() and all(cameras[name].replica == "replica-2" for name in wall.shown()))
+    until(lambda: (shown := wall.shown()) and all(cameras[name].replica == "replica-2" for name in shown))
     page.press("input[type=search]", "Escape")
     assert page.input_value("input[type=search]") == ""
     page.select_option("select >> nth=0", "name")
     until(lambda: wall.shown()[0] == min(cameras))
     page.click("text=Lower quality")
-    until(lambda: wall.shown() and all(cameras[name].rung != "full" for name in wall.shown()))
+    until(lambda: (shown := wall.shown()) and all(cameras[name].rung != "full" for name in shown))
     assert page.locator(".chip[aria-pressed=true]").count() == 1
     # Whoever comes back, or loads the page anew, finds the wall as it was left.
     page.set_viewport_size({"width": 1280, "height": 400})
     page.evaluate("scrollTo(0, 300)")
-    name = page.locator(".tile").last.get_attribute("data-camera")
-    page.locator(".tile").last.evaluate("tile => tile.click()")
+    # In one step: what was scrolled to is drawn a frame later, and the last tile is another one then.
+    name = page.locator(".tile").last.evaluate("tile => (tile.click(), tile.dataset.camera)")
     expect(page.get_by_role("heading", level=1)).to_have_text(name)
     assert page.evaluate("scrollY") == 0
     page.go_back()
@@ -138,13 +138,13 @@ def test_search_filter_and_sort(wall):
 
 
 def test_only_what_is_on_the_screen_is_fetched(open_page, gateway):
-    page = open_page(f"{gateway.url}/", ready=None, new=True)
+    page = open_page("about:blank", ready=None, new=True)
     asked = set()
     page.on("request", lambda request: "/picture.jpg" in request.url and asked.add(request.url.split("/")[5]))
-    page.reload()
-    page.wait_for_selector(".picture.there")
+    page.goto(gateway.url)
+    until(lambda: page.wait_for_timeout(50) or len(asked) >= 4)
     page.wait_for_timeout(700)
-    assert 4 <= len(asked) <= 40
+    assert len(asked) <= 40
     before = set(asked)
     page.keyboard.press("End")
     page.evaluate("scrollTo(0, document.body.scrollHeight)")
@@ -153,7 +153,7 @@ def test_only_what_is_on_the_screen_is_fetched(open_page, gateway):
 
 
 def test_requests_that_hang_hold_up_the_others_for_a_while_only(open_page, gateway):
-    page = open_page(f"{gateway.url}/", ready=None, new=True)
+    page = open_page("about:blank", ready=None, new=True)
     page.add_init_script(
         "const limit = AbortSignal.timeout; AbortSignal.timeout = (ms) => limit.call(AbortSignal, ms / 20)"
     )
@@ -167,7 +167,7 @@ def test_requests_that_hang_hold_up_the_others_for_a_while_only(open_page, gatew
             route.continue_()
 
     page.route(re.compile("/(picture.jpg|history)"), hang)
-    page.reload()
+    page.goto(gateway.url)
     expect(page.locator(".picture.there").first).to_be_visible()
     until(lambda: page.wait_for_timeout(50) or began.count("history") > 4)
     # Longer than a request may take: the events are none that ends.
