@@ -16,7 +16,7 @@ from cluster.alerts.clips.footage_store import KINDS, READ_BYTES, Deleted, Kind,
 from cluster.alerts.incident import Erased, unknown_incident
 from cluster.config import CameraEntry, parse_camera
 from cluster.control.cameras.managed import settings_of
-from cluster.errors import ConfigError, NotPlacedError, NotReadyError, UnavailableError
+from cluster.errors import ConfigError, NotPlacedError, NotReadyError
 from cluster.gateway.forwarding import Forwarding, relay
 from cluster.security.roles import current_principal, note_cameras
 from cluster.wire.channel import ChannelPool
@@ -109,8 +109,8 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         decoder: camera -> ``host:port`` of its decoder.
         alerting: ``host:port`` of the alerting process; both raise ``UnavailableError`` while there is none. None:
             alerting is disabled.
-        tested: selects the decoder for a source test; None: tests are not available.
-        any_decoder: ``host:port`` of a decoder for network searches; None: searches are not available.
+        tested: selects the decoder for a source test.
+        any_decoder: ``host:port`` of a decoder for network searches.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         alerting: Callable[[], Awaitable[str]] | None,
         channels: ChannelPool,
         *,
-        tested: TestedSource | None = None,
-        any_decoder: Callable[[], Awaitable[str]] | None = None,
+        tested: TestedSource,
+        any_decoder: Callable[[], Awaitable[str]],
     ) -> None:
         self._tested, self._any_decoder = tested, any_decoder
         self._decoder = decoder
@@ -134,8 +134,6 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
             return await pictures_pb2_grpc.RecorderStub(channel).Picture(request, timeout=CALL_S)
 
     async def Test(self, request: pb.TestRequest, _context: Context) -> pb.TestReply:
-        if self._tested is None:
-            raise UnavailableError("this gateway cannot test sources")
         address, entry = await self._tested(tested_entry(request))
         asked = pb.TestRequest(
             camera=entry.name, source=entry.source.reveal(), settings_json=json.dumps(settings_of(entry))
@@ -148,8 +146,6 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
             return await pictures_pb2_grpc.RecorderStub(channel).Test(asked, timeout=TEST_S)
 
     async def Discover(self, request: pb.DiscoverRequest, context: Context) -> None:
-        if self._any_decoder is None:
-            raise UnavailableError("this gateway cannot search networks")
         async with self._forwarding.to("the searching decoder", self._any_decoder, DISCOVER_S) as channel:
             await relay(pictures_pb2_grpc.RecorderStub(channel).Discover(request, timeout=DISCOVER_S), context)
 

@@ -192,7 +192,7 @@ async def _story(config, tmp_path, monkeypatch) -> None:
         async def alerting_at():
             return address
 
-        proxy = PicturesProxy(decoder_of, alerting_at, ChannelPool())
+        proxy = PicturesProxy(decoder_of, alerting_at, ChannelPool(), tested=decoder_of, any_decoder=alerting_at)
         gateway.add(proxy)
         client = GatewayClient(f"127.0.0.1:{gateway.bind('127.0.0.1', 0)}")
         await gateway.start()

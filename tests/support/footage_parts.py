@@ -171,6 +171,9 @@ class Site:
         self.alarm = Alarm()
         self.probe_port = 3702
 
+    async def tested_source(self, entry):
+        return self.decoder_address, entry
+
     async def any_decoder(self) -> str:
         return self.decoder_address
 
@@ -178,7 +181,13 @@ class Site:
         await self.start_decoder()
         await self.start_alerting()
         self.gateway = RpcServer(guard=self._guard)
-        self.proxy = PicturesProxy(self.decoder_of, self.alerting_at, ChannelPool(), any_decoder=self.any_decoder)
+        self.proxy = PicturesProxy(
+            self.decoder_of,
+            self.alerting_at,
+            ChannelPool(),
+            tested=self.tested_source,
+            any_decoder=self.any_decoder,
+        )
         self.gateway.add(self.proxy)
         self.address = f"127.0.0.1:{self.gateway.bind('127.0.0.1', 0)}"
         await self.gateway.start()

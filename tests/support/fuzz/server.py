@@ -24,7 +24,7 @@ from cluster.config import SightlineConfig, camera_settings, load_config, parse_
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.decoder.footage.service import DecoderRecorder
 from cluster.decoder.ingest import IngestServicer, QueueSink
-from cluster.errors import NotFoundError, UnauthenticatedError, UnknownCameraError
+from cluster.errors import NotFoundError, UnauthenticatedError, UnavailableError, UnknownCameraError
 from cluster.gateway import directory
 from cluster.gateway import incidents_proxy as incidents
 from cluster.gateway import pictures_proxy as pictures
@@ -258,7 +258,9 @@ class Server:
             results.ResultsServicer(self._hub),
             MemoryProxy(self._where, channels),
             incidents.IncidentsProxy(self._inside, channels),
-            pictures.PicturesProxy(self._no_decoder, self._inside, channels),
+            pictures.PicturesProxy(
+                self._no_decoder, self._inside, channels, tested=self._no_decoder, any_decoder=self._nobody
+            ),
         )
         port = outer.bind("127.0.0.1", 0)
         await outer.start()
@@ -276,6 +278,9 @@ class Server:
     async def _where(self, camera: str) -> str:
         await self._table.get_camera(camera)
         return self._inner_address
+
+    async def _nobody(self) -> str:
+        raise UnavailableError("nobody decodes here")
 
     async def _no_decoder(self, camera: str) -> str:
         raise UnknownCameraError(f"nobody decodes camera {camera!r} here")
