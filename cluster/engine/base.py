@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 
@@ -30,6 +30,7 @@ from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.types import (
     MICROSECONDS,
     Answer,
+    AskResult,
     AskSpec,
     DeletedMemory,
     FrameSample,
@@ -42,12 +43,19 @@ from cluster.types import (
     WindowRequest,
 )
 
-if TYPE_CHECKING:
-    from cluster.engine.native.ask_run import NativeAskRun
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class AskRun(Protocol):
+    """A free question in progress: ``step`` returns the next piece of the answer (may be empty), None at its end."""
+
+    @property
+    def result(self) -> AskResult:
+        """The answer and its statistics, available once ``step`` has returned None."""
+
+    def step(self) -> str | None: ...
 
 
 class Engine(ABC):
@@ -334,7 +342,7 @@ class Engine(ABC):
         ]
 
     # -- asking ---------------------------------------------------------------------------------------
-    def ask(self, ask: AskSpec) -> "NativeAskRun":
+    def ask(self, ask: AskSpec) -> AskRun:
         """Start answering a free question over a stream's window and memory. Raises ``NotReadyError``: the stream has
         no memory, or has seen nothing yet."""
         raise NotReadyError(self.no_memory.format(ask.stream))

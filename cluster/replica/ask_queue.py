@@ -16,7 +16,7 @@ from cluster.errors import CapacityError, ConfigError, DeviceError, NotReadyErro
 from cluster.types import AskResult, AskSpec
 
 if TYPE_CHECKING:
-    from cluster.engine.native.ask_run import NativeAskRun
+    from cluster.engine.base import AskRun
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class _Question:
     piece: Callable[[str], None]
     done: Future[AskResult]
     until: float
-    run: "NativeAskRun | None" = None
+    run: "AskRun | None" = None
 
 
 class AskQueue:
@@ -151,11 +151,7 @@ class AskQueue:
     """
 
     def __init__(
-        self,
-        begin: Callable[[AskSpec], "NativeAskRun"],
-        *,
-        share: float = 0.2,
-        clock: Callable[[], float] = time.monotonic,
+        self, begin: Callable[[AskSpec], "AskRun"], *, share: float = 0.2, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._begin, self._share, self._clock = begin, share, clock
         self._waiting: deque[_Question] = deque()
