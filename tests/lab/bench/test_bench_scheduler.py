@@ -23,7 +23,7 @@ from cluster.types.cameras import Priority
 def test_scheduler_figures(tmp_path, capsys) -> None:
     default().save(tmp_path)
     file = tmp_path / "scheduler.json"
-    small = ["--streams", "1000", "--replicas", "8", "--seconds", "120", "--ladder", str(tmp_path)]
+    small = ["--streams", "500", "--replicas", "4", "--seconds", "120", "--ladder", str(tmp_path)]
     assert main(["scheduler", *small, "--json", str(file)]) == 0
     figures = json.loads(file.read_text())["figures"]
     assert figures["silent_losses"] == 0
