@@ -78,10 +78,12 @@ async def _recovery(stage: Stage, injection: Injection, at_s: float) -> float:
     while time.monotonic() < deadline_s:
         now_s = time.monotonic()
         there = [camera for name, camera in stage.fleet.cameras.items() if name in injection.cameras]
+        if not there:
+            break
         moments = [camera.ledger.on_time_since(at_s, now_s) for camera in there]
         known = [moment for moment in moments if moment is not None]
         # Wait for a full stride, or a window in flight when the fault struck could be mistaken for recovery.
-        if known and len(known) == len(moments) and now_s - max(known) >= stride_s:
+        if len(known) == len(moments) and now_s - max(known) >= stride_s:
             return max(known)
         await asyncio.sleep(POLL_S)
     return math.inf

@@ -71,12 +71,14 @@ class Stage:
     async def mark(self) -> Mark:
         """Start a measurement."""
         page = await self._page()
+        self.fleet.pacer.take_lateness()
         self._late = array("d")
         return Mark(time.monotonic(), self.fleet.sent(), page)
 
     async def conclude(self, mark: Mark) -> Measurement:
         """Conclude the measurement from ``mark`` until now, after waiting for due windows (:meth:`settle`)."""
-        until_s, sent, late = time.monotonic(), self.fleet.sent().minus(mark.sent), sorted(self._late)
+        until_s, sent = time.monotonic(), self.fleet.sent().minus(mark.sent)
+        late = sorted([*self._late, *self.fleet.pacer.take_lateness()])
         await self.settle(until_s)
         from_s, began_s, stride_s = mark.at_s, self.began_s, self.stride_s
         cameras = self.fleet.everyone()

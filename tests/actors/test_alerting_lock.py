@@ -4,6 +4,7 @@ folders of clusters that were killed are deleted by the next one."""
 import os
 import tempfile
 import time
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,7 @@ from cluster.security.private_files import FolderLock
 async def test_a_second_cluster_leaves_the_folder_alone(tmp_path, monkeypatch):
     monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
     monkeypatch.setattr("actors.startup.describe_process", lambda *_: None)
+    monkeypatch.setattr("actors.alerting.FolderLock", partial(FolderLock, wait_s=0.2))
     folder = tmp_path / "alerts"
     first = FolderLock(folder, "alerts.folder")
     making = folder / "clips" / "0000000000001-clip.part"

@@ -33,6 +33,11 @@ def own_logging(monkeypatch) -> None:
     monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
 
 
+@pytest.fixture(autouse=True)
+def counted_soon(monkeypatch) -> None:
+    monkeypatch.setattr("actors.controller.COUNT_REPLICAS_S", 0.2)
+
+
 async def test_a_removal_is_waited_for_as_long_as_the_controller_waits(monkeypatch) -> None:
     """With heartbeats of 5 s, too, at which the controller answers after 20 s."""
     given = {}

@@ -127,6 +127,7 @@ async def test_the_state_does_not_wait_for_the_picture(tmp_path, make, until):
         await until(lambda: house.topics.get("sightline/gate-person/state") == b"ON")
         assert not sending.done()
         await sending
+        sink.timeout_s = 0.1
         await sink.send(make.event(event_kind="end", ended_s=1_030.0))
         await until(lambda: house.state("sightline_gate-person") == "OFF")
         await sink.close()

@@ -12,6 +12,7 @@ from aiohttp import web
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
 from alert_parts import configuration, running
+from apprise.plugins.email import NotifyEmail
 from apprise.plugins.slack import NotifySlack
 from apprise.plugins.telegram import NotifyTelegram
 from certificates import Authority
@@ -27,6 +28,13 @@ from cluster.errors import ConfigError, UnavailableError
 from cluster.lab.bench.processes import free_port
 
 JPEG = b"\xff\xd8\xff\xe0" + b"picture" * 50 + b"\xff\xd9"
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    """Apprise waits for seconds from one message to the next."""
+    for service in (NotifyEmail, NotifySlack):
+        monkeypatch.setattr(service, "request_rate_per_sec", 0)
 
 
 async def picture(_incident):

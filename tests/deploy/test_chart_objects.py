@@ -8,7 +8,20 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from chart_parts import CARDS, CHART, PRESETS, VARIANTS, helm, of_kind, pods, rendered, serve_config, template, validate
+from chart_parts import (
+    CARDS,
+    CHART,
+    PRESETS,
+    VARIANTS,
+    documents,
+    helm,
+    of_kind,
+    pods,
+    rendered,
+    serve_config,
+    template,
+    validate,
+)
 from promtool import promtool
 from ray.serve._private.deploy_utils import get_app_code_version
 from ray.serve.schema import ServeApplicationSchema
@@ -76,7 +89,7 @@ def test_names_that_yaml_takes_for_something_else_are_names(word: str) -> None:
         values = ["-f", str(CHART / "values-city.yaml"), "--kube-version", "1.30.0"]
         done = helm("template", name, str(CHART), "-n", name, *values, *names, *on)
         assert done.returncode == 0, done.stderr
-        objects = [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each is not None]
+        objects = documents(done.stdout)
         [service] = of_kind(objects, "RayService")
         service["spec"]["serveConfigV2"] = yaml.safe_load(service["spec"]["serveConfigV2"])
         return objects
@@ -198,7 +211,7 @@ def test_labels_of_a_build_are_valid(tmp_path) -> None:
     about = tmp_path / "sightline" / "Chart.yaml"
     about.write_text(re.sub(r"(ersion: 0\.1\.0)\n", r"\1+build.7\n", about.read_text()))
     done = template("city", chart=tmp_path / "sightline")
-    labels = [each["metadata"]["labels"] for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each]
+    labels = [each["metadata"]["labels"] for each in documents(done.stdout)]
     assert {each["helm.sh/chart"] for each in labels} == {"sightline-0.1.0_build.7"}
     for value in (value for each in labels for value in each.values()):
         assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", value), value
@@ -272,7 +285,7 @@ def test_dashboards_go_in_unchanged_but_for_the_address_of_their_runbooks() -> N
 def test_a_preset_for_a_card_is_one_that_sightline_takes(card: str) -> None:
     done = template(f"minimal+{card}")
     assert done.returncode == 0, done.stderr
-    objects = [each for each in yaml.safe_load_all(done.stdout) if each is not None]
+    objects = documents(done.stdout)
     for each in objects:
         validate(each)
     config = load_tree(serve_config(objects)["applications"][0]["args"]["configuration"])

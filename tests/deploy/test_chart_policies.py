@@ -8,13 +8,13 @@ import uuid
 from typing import Any
 
 import pytest
-import yaml
 from chart_parts import (
     CARDS,
     CHART,
     PLAIN_INSIDE,
     PRESETS,
     VARIANTS,
+    documents,
     helm,
     notes,
     of_kind,
@@ -58,7 +58,7 @@ def test_openshift_chooses_who_runs() -> None:
     ours = ("template", "sightline", str(CHART), "--kube-version", "1.30.0", "-f", str(CHART / "values-city.yaml"))
     done = helm(*ours, "--api-versions", "security.openshift.io/v1")
     assert done.returncode == 0, done.stderr
-    objects = [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each is not None]
+    objects = documents(done.stdout)
     jobs = {each["metadata"]["name"]: each["spec"]["template"] for each in of_kind(objects, "Job")}
     found = pods(objects) | jobs
     assert len(found) == 9
@@ -344,7 +344,7 @@ def test_a_lost_head_restarts_no_model_that_is_large() -> None:
     for preset in (*PRESETS, *(f"minimal+{card}" for card in CARDS)):
         done = template(preset)
         assert done.returncode == 0, done.stderr
-        [service] = of_kind([each for each in yaml.safe_load_all(done.stdout) if each], "RayService")
+        [service] = of_kind(documents(done.stdout), "RayService")
         assert ("gcsFaultToleranceOptions" in service["spec"]["rayClusterConfig"]) == (preset is not None), preset
     assert "When the head pod is lost, every pod restarts" in notes(None)
     kept = notes("minimal")

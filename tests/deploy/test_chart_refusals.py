@@ -5,8 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
-from chart_parts import CHART, OPEN, PLAIN, PLAIN_INSIDE, helm, serve_config, template
+from chart_parts import CHART, OPEN, PLAIN, PLAIN_INSIDE, documents, helm, serve_config, template
 
 TOKENS = "gateway.tokens.secretName=t"
 OIDC = (
@@ -91,7 +90,7 @@ def test_the_whole_chart_refuses_as_well() -> None:
 def test_said_in_words_it_runs_without_tokens() -> None:
     done = template(None, PLAIN_INSIDE, OPEN)
     assert done.returncode == 0, done.stderr
-    objects = [each for each in yaml.safe_load_all(done.stdout) if each]
+    objects = documents(done.stdout)
     security = serve_config(objects)["applications"][0]["args"]["configuration"]["security"]
     assert security["allow_unauthenticated"] is True
     assert "tokens_file" not in security

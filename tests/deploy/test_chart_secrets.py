@@ -6,8 +6,7 @@ import re
 import shutil
 
 import pytest
-import yaml
-from chart_parts import CHART, notes, of_kind, pods, rendered, serve_config, template
+from chart_parts import CHART, documents, notes, of_kind, pods, rendered, serve_config, template
 from cryptography import x509
 
 from cluster.config.load import load_tree
@@ -53,7 +52,7 @@ def test_a_secret_that_is_there_gets_the_key_that_is_asked_for_now(tmp_path) -> 
     def kept(*settings: str) -> dict[str, bytes]:
         done = template(None, *settings, chart=chart)
         assert done.returncode == 0, done.stderr
-        [found] = [each for each in yaml.safe_load_all(done.stdout) if each["metadata"]["name"] == "sightline-tokens"]
+        [found] = [each for each in documents(done.stdout) if each["metadata"]["name"] == "sightline-tokens"]
         return {key: base64.b64decode(value) for key, value in found["data"].items()}
 
     assert kept() == {key: value for key, value in there.items() if key != "view"}

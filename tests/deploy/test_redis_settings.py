@@ -13,6 +13,8 @@ import pytest
 import redis
 from certificates import Authority
 from chart_parts import of_kind, pods, rendered, serve_config
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from waiting import until
 
 from cluster.lab.bench.processes import free_port
@@ -53,6 +55,10 @@ def server(request, tmp_path):
                 each.kill()
 
 
+# Else a refused connection is tried again, for seconds.
+ONCE = Retry(NoBackoff(), 0)
+
+
 def url_of(name, port, folder, user=""):
     """Of the KV Redis, the one that the chart gives to the replicas; Ray's own takes the same certificates."""
     objects = rendered("city")
@@ -62,7 +68,7 @@ def url_of(name, port, folder, user=""):
 
 
 def connected(name, port: int, folder, password: str) -> redis.Redis:
-    client = redis.from_url(url_of(name, port, folder, f":{password}@"), socket_timeout=5)
+    client = redis.from_url(url_of(name, port, folder, f":{password}@"), socket_timeout=5, retry=ONCE)
     deadline = time.monotonic() + 20
     while True:
         with contextlib.suppress(redis.ConnectionError):
@@ -76,11 +82,11 @@ def test_it_starts_asks_for_the_password_and_forgets_as_it_should(server) -> Non
     name, port, process, folder = server
     client = connected(name, port, folder, "secret-1")
     with pytest.raises(redis.AuthenticationError):
-        redis.from_url(url_of(name, port, folder)).ping()
+        redis.from_url(url_of(name, port, folder), retry=ONCE).ping()
     with pytest.raises(redis.ConnectionError):
-        redis.Redis(port=port, password="secret-1").ping()
+        redis.Redis(port=port, password="secret-1", retry=ONCE).ping()
     with pytest.raises(redis.ConnectionError):
-        redis.from_url(url_of(name, port, folder).replace("/tls.", "/stranger.")).ping()
+        redis.from_url(url_of(name, port, folder).replace("/tls.", "/stranger."), retry=ONCE).ping()
     settings = client.config_get("maxmemory*")
     keeps = client.config_get("appendonly")["appendonly"]
     if name == "kv-redis":

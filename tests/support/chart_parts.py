@@ -85,7 +85,12 @@ def template(preset: str | None, *settings: str, chart: Path = CHART) -> subproc
 def _rendered(preset: str, settings: tuple[str, ...]) -> list[dict[str, Any]]:
     done = template(preset, *settings)
     assert done.returncode == 0, done.stderr
-    return [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each is not None]
+    return documents(done.stdout)
+
+
+def documents(text: str) -> list[dict[str, Any]]:
+    # The loader in C is ten times as fast.
+    return [each for each in yaml.load_all(text, Loader=yaml.CSafeLoader) if each is not None]
 
 
 def rendered(variant: str, *settings: str) -> list[dict[str, Any]]:
@@ -103,6 +108,7 @@ def serve_config(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return config
 
 
+@functools.cache
 def notes(preset: str | None, *settings: str) -> str:
     """What Helm says after an installation."""
     with tempfile.TemporaryDirectory() as folder:
@@ -111,9 +117,8 @@ def notes(preset: str | None, *settings: str) -> str:
         (chart / "templates" / "told.yaml").write_text(told)
         done = template(preset, *settings, chart=chart)
     assert done.returncode == 0, done.stderr
-    objects = yaml.load_all(done.stdout, Loader=yaml.CSafeLoader)
-    [text] = [each["text"] for each in objects if each is not None and each["kind"] == "Notes"]
-    return str(text)
+    [notes] = of_kind(documents(done.stdout), "Notes")
+    return str(notes["text"])
 
 
 def pods(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

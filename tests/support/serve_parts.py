@@ -12,8 +12,7 @@ from typing import Any
 from unittest import mock
 
 import ray
-import yaml
-from chart_parts import OPEN, PLAIN, PLAIN_INSIDE, serve_config, template
+from chart_parts import OPEN, PLAIN, PLAIN_INSIDE, documents, serve_config, template
 from ray.cluster_utils import Cluster
 
 from actors.session import FLAGS, OBJECT_STORE_BYTES, ONE_THREAD, small_head
@@ -36,7 +35,7 @@ def chart_serve_config(folder, clip, *settings: str, ports: tuple[int, int]) -> 
         *settings,
     )
     assert done.returncode == 0, done.stderr
-    config = serve_config([each for each in yaml.safe_load_all(done.stdout) if each])
+    config = serve_config(documents(done.stdout))
     # Folders and ports of a container are not this machine's.
     full = config["applications"][0]["args"]["configuration"]
     for application in config["applications"]:

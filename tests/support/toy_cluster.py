@@ -21,12 +21,12 @@ from loadtest.footage import Footage, Gop, StreamHeader
 from loadtest.profile import Profile
 from loadtest.target import Target
 
-STRIDE_S = 0.5
+STRIDE_S = 0.25
 TOKENS = TokenCount(full=100, kept=40, reused=20, refreshed=5, new=15, query=10, encoded=15)
 
 
 def profile(**changes) -> Profile:
-    quick = {"streams": 4, "fps": 20, "ramp_s": 0.0, "warmup_s": 0.6, "measure_s": 1.5, "mix": {"busy": 1.0}}
+    quick = {"streams": 4, "fps": 20, "ramp_s": 0.0, "warmup_s": 0.3, "measure_s": 0.75, "mix": {"busy": 1.0}}
     return Profile(**quick | changes)
 
 
@@ -46,14 +46,14 @@ def footage(fps: float = 20.0, name: str = "busy", gop: int = 10) -> Footage:
     return Footage(name, StreamHeader("h264", 64, 64, b""), gops)
 
 
-def config(**cluster):
+def config(stride_s=STRIDE_S, **cluster):
     return load_config(
         None,
         {
-            "window": {"length_s": 1.0, "stride_s": STRIDE_S},
+            "window": {"length_s": 1.0, "stride_s": stride_s},
             "sampling": {"anchor_interval_s": 0.5},
             "questions": [{"id": "person", "text": "Is there a person?"}],
-            "cluster": {"heartbeat_s": 0.1, **cluster},
+            "cluster": {"heartbeat_s": 0.35, **cluster},
         },
     )
 
@@ -83,7 +83,7 @@ class ToyCamera:
         return self.now()
 
     async def offer(self, batch):
-        stride = round(STRIDE_S * 1e6)
+        stride = round(self.cluster.stride_s * 1e6)
         for packet in batch.packets:
             if packet.sequence < self.next:
                 continue
@@ -109,8 +109,8 @@ class ToyCamera:
 class ToyCluster:
     """``fate(camera, window)``: answer it (a delay in seconds), ``"drop"`` and count it, or ``"lose"`` it silently."""
 
-    def __init__(self, fate=lambda camera, window: 0.0):
-        self.fate = fate
+    def __init__(self, fate=lambda camera, window: 0.0, *, stride_s=STRIDE_S):
+        self.fate, self.stride_s = fate, stride_s
         self.cameras: dict[str, ToyCamera] = {}
         self.added: list[str] = []
         self.entries = {}
@@ -184,7 +184,9 @@ class ToyCluster:
     @contextlib.asynccontextmanager
     async def target(self, *, own=True, processes=dict, **cluster):
         async with self.serving() as address:
-            yield Target(gateway=address, metrics=None, config=config(**cluster), processes=processes, own=own)
+            yield Target(
+                gateway=address, metrics=None, config=config(self.stride_s, **cluster), processes=processes, own=own
+            )
 
 
 class _Sink:

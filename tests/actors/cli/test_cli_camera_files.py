@@ -249,6 +249,7 @@ def test_one_camera_is_changed_in_place(rules, run):
         "fence=Is anyone climbing?",
         "--set",
         "memory.retention=1h",
+        "--no-wait",
     )
     assert run("cameras", "update", "gate", "--set", "window.stride_s=2", "--priority", "critical").startswith(
         "gate: changed"

@@ -44,7 +44,9 @@ def test_a_tile_says_state_answer_and_quality_and_draws_its_scores(wall):
     expect(tile.locator(".picture")).to_have_class("picture there")
 
 
-def test_changes_show_without_a_reload(wall):
+def test_changes_show_without_a_reload(wall, monkeypatch):
+    # How old the newest frame is goes to browsers every second, and not every five.
+    monkeypatch.setattr("cluster.gateway.http.live.COUNTERS_S", 1.0)
     name = running(wall.gateway, 6)
     wall.search(name)
     expect(wall.tile(name)).to_be_visible()
