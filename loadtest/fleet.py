@@ -9,17 +9,17 @@ import math
 import random
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, TypeVar
 
 from cluster.client import GatewayClient
 from cluster.errors import SightlineError, UnavailableError, UnknownCameraError
 from cluster.lab.bench.window_accounting import Account, CameraWindows, Slot, account
 from cluster.types import Answer, CameraStatus, Question
-from cluster.wire.push import PushStatus
 from loadtest.agent import FedAgent
 from loadtest.footage import Footage
 from loadtest.profile import CameraScript, Due, Profile, packets, script
@@ -94,6 +94,8 @@ QUESTION = Question("person", "Is there a person in the scene?")
 SECTIONS = ("sampling", "pruning", "window", "memory")
 """Sections of the configuration that every camera gets as its own, so that a running cluster's do not matter."""
 
+SENT = ("packets", "bytes", "dropped", "cluster_dropped", "reconnects")
+
 Line = FedAgent | RtspLine
 """A camera's connection to the cluster: :class:`FedAgent` pushes, :class:`RtspLine` is pulled from."""
 
@@ -129,29 +131,6 @@ class Camera:
 
     def record_status(self, status: CameraStatus) -> None:
         self.status, self.status_s = status, time.monotonic()
-
-
-class Sent(NamedTuple):
-    """Counters of what cameras have sent. ``dropped``: packets dropped by agents with full buffers; ``refused``:
-    packets dropped by the cluster; ``lost``: packets withheld by the profile or a fault."""
-
-    packets: int = 0
-    bytes: int = 0
-    dropped: int = 0
-    refused: int = 0
-    reconnects: int = 0
-    lost: int = 0
-
-    @classmethod
-    def of(cls, status: PushStatus) -> Self:
-        """Counters of one camera."""
-        return cls(status.packets, status.bytes, status.dropped, status.cluster_dropped, status.reconnects)
-
-    def plus(self, *others: Sent) -> Sent:
-        return Sent(*map(sum, zip(self, *others, strict=True)))
-
-    def minus(self, before: Sent) -> Sent:
-        return Sent(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 class Fleet:
@@ -295,9 +274,13 @@ class Fleet:
                 self.cameras[status.name].record_status(status)
         return [status for status in statuses if status.name in self.cameras]
 
-    def sent(self) -> Sent:
-        """Totals over all cameras, present and past."""
-        return Sent(lost=self._lost).plus(*(Sent.of(camera.agent.status) for camera in self._all.values()))
+    def sent(self) -> Counter[str]:
+        """Totals over all cameras, present and past: ``SENT`` of ``PushStatus``, and the packets ``lost``, withheld by
+        the profile or a fault."""
+        total = Counter(lost=self._lost)
+        for camera in self._all.values():
+            total.update({name: getattr(camera.agent.status, name) for name in SENT})
+        return total
 
     # -- internals ------------------------------------------------------------------------------
     async def _call(self, method: Callable[..., T], *arguments: object) -> T:

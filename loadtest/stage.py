@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from cluster.errors import UnavailableError
 from cluster.lab.bench.window_accounting import Account, alert_times, percentile, within
 from cluster.types import Answer
-from loadtest.fleet import Fleet, Sent
+from loadtest.fleet import Fleet
 from loadtest.footage import Footage
 from loadtest.machine import Machine, Page, fetch, grown, level
 from loadtest.profile import Profile
@@ -31,7 +31,7 @@ class Mark:
     """Start of a measurement: time, and the counters at that time."""
 
     at_s: float
-    sent: Sent
+    sent: Counter[str]
     page: Page
 
 
@@ -77,7 +77,8 @@ class Stage:
 
     async def conclude(self, mark: Mark) -> Measurement:
         """Conclude the measurement from ``mark`` until now, after waiting for due windows (:meth:`settle`)."""
-        until_s, sent = time.monotonic(), self.fleet.sent().minus(mark.sent)
+        until_s, sent = time.monotonic(), self.fleet.sent()
+        sent.subtract(mark.sent)
         late = sorted([*self._late, *self.fleet.pacer.take_lateness()])
         await self.settle(until_s)
         from_s, began_s, stride_s = mark.at_s, self.began_s, self.stride_s
@@ -108,11 +109,11 @@ class Stage:
             replica=Spread.of([slot.latency_s for slot in seen if not slot.gated]),
             late=Spread.of(late),
             late_share=sum(seconds > LATE_S for seconds in late) / max(1, len(late)),
-            packets=sent.packets,
-            packets_dropped=sent.dropped,
-            packets_refused=sent.refused,
-            packets_lost=sent.lost,
-            reconnects=sent.reconnects,
+            packets=sent["packets"],
+            packets_dropped=sent["dropped"],
+            packets_refused=sent["cluster_dropped"],
+            packets_lost=sent["lost"],
+            reconnects=sent["reconnects"],
             missed_answers=self.listener.missed,
             breaks=self.listener.breaks,
             tokens={kind: sum(getattr(slot.tokens, kind, 0) for slot in seen) for kind in TOKEN_KINDS},
@@ -188,7 +189,7 @@ class Stage:
                 lag_p50_s=percentile(lags, 0.5),
                 lag_p99_s=percentile(lags, 0.99),
                 late_p99_s=percentile(list(late), 0.99),
-                sent_bytes_s=(now.bytes - sent.bytes) / (now_s - at_s),
+                sent_bytes_s=(now["bytes"] - sent["bytes"]) / (now_s - at_s),
                 use=use,
                 rungs=rungs,
             )

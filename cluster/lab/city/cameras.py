@@ -6,8 +6,8 @@ Times are simulated seconds.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -76,8 +76,7 @@ FIRST_WINDOWS = 2
 """Windows after a start that are computed even without motion (``cluster/engine/window/windows.py``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(NamedTuple):
     """Windows that ended in a tick, one entry each, ordered by end time.
 
     * ``camera``: index; ``end_s``: end time; ``stride_s``: stride that the window accounts for
@@ -145,18 +144,17 @@ class Cameras:
 
     def due(self, until_s: float, wakes: Sequence[BurstEffect]) -> Due:
         """Close and return the windows that end before ``until_s``."""
-        parts: list[tuple[Ints, Floats, Floats, Bools, Floats, Floats]] = []
+        parts: list[Due] = []
         while len(now := np.flatnonzero(self._next_s < until_s - SAME_S)):
             parts.append(self._close(now, wakes))
         if not parts:
             none = np.zeros(0)
             return Due(none.astype(np.int64), none, none, none.astype(bool), none, none)
-        joined = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
-        order = np.argsort(joined[1], kind="stable")
-        camera, end_s, stride_s, gated, strides, held = (column[order] for column in joined)
-        return Due(camera, end_s, stride_s, gated, strides, held)
+        joined = Due._make(map(np.concatenate, zip(*parts, strict=True)))
+        order = np.argsort(joined.end_s, kind="stable")
+        return Due._make(column[order] for column in joined)
 
-    def _close(self, now: Ints, wakes: Sequence[BurstEffect]) -> tuple[Ints, Floats, Floats, Bools, Floats, Floats]:
+    def _close(self, now: Ints, wakes: Sequence[BurstEffect]) -> Due:
         end = self._next_s[now]
         stride = self.stride_s[now] * self.factor[now]
         moving = self._move(now, end, stride)
@@ -176,7 +174,7 @@ class Cameras:
         self._unencoded[now] &= ~computed
         self._since_fresh[now] += 1
         self._next_s[now] = end + stride
-        return now, end, stride, ~computed, strides, held
+        return Due(now, end, stride, ~computed, strides, held)
 
     def _move(self, now: Ints, end: Floats, stride: Floats) -> Bools:
         """Advance each camera's Markov chain by its stride; exact for any stride (see :class:`ActivitySection`)."""

@@ -278,7 +278,7 @@ class District:
         self._control(now_s)
         due = self.cameras.due(until_s, [each for each in self._wakes if each.start_s < until_s and each.end_s > now_s])
         # A shortened stride may put a window's end in the past; it closes now (WindowClock.change_lengths).
-        arrivals = self._close_windows(replace(due, end_s=np.maximum(due.end_s, now_s)))
+        arrivals = self._close_windows(due._replace(end_s=np.maximum(due.end_s, now_s)))
         out, busy_s = Outcome(), 0.0
         for number, replica in self._replicas.items():
             mine = arrivals.get(number, [])

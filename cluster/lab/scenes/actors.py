@@ -2,11 +2,12 @@
 
 import bisect
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.lab.scenes.layouts import Color, Layout
+from cluster.lab.scenes.layouts import ASPECT, Color, Layout
 from cluster.lab.scenes.vocabulary import SceneEvent, Split
 
 COLORS: dict[str, Color] = {
@@ -18,6 +19,8 @@ COLORS: dict[str, Color] = {
     "yellow": (216, 180, 40),
     "grey": (128, 130, 134),
 }
+# An actor whose centre is this close to the edge counts as not visible.
+_EDGE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,15 @@ class Actor:
             vy=(there.y - here.y) / span,
             since_s=second - keys[began].t,
         )
+
+    def visible_times(self, start_s: float, step_s: float, end_s: float) -> Iterator[float]:
+        """Yield the steps from ``start_s`` to ``end_s`` at which its centre is in the picture and not at an edge."""
+        second = start_s
+        while second <= end_s:
+            place = self.state_at(second)
+            if place is not None and _EDGE < place.x < ASPECT - _EDGE:
+                yield second
+            second += step_s
 
     def direction(self, second: float) -> int:
         """-1: left, 1: right; while standing, the direction of the last (or else next) movement."""

@@ -23,8 +23,6 @@ _PEOPLE = ("crouch", "talk", "skirt_zone", "waits_with_bag")
 _WALK_IN_S = 16.0
 # Length of an episode with an event; fallen persons and left objects then disappear.
 _EVENT_EPISODE_S = 40.0
-# An actor whose centre is this close to the edge counts as not visible, as in cluster.lab.scenes.questions.
-_EDGE = 0.02
 _STEP_S = 0.25
 
 
@@ -93,15 +91,8 @@ def _episode(builder: SceneBuilder) -> Episode:
 
 def visible_span(actor: Actor) -> tuple[float, float] | None:
     """First and last time in seconds at which an actor is visible; None if never."""
-    first: float | None = None
-    last = second = actor.keys[0].t
-    while second <= actor.keys[-1].t:
-        place = actor.state_at(second)
-        if place is not None and _EDGE < place.x < ASPECT - _EDGE:
-            first = second if first is None else first
-            last = second
-        second += _STEP_S
-    return None if first is None else (round(first, 3), round(last, 3))
+    times = list(actor.visible_times(actor.keys[0].t, _STEP_S, actor.keys[-1].t))
+    return (round(times[0], 3), round(times[-1], 3)) if times else None
 
 
 def _drive(builder: SceneBuilder, drive: VehiclePass, at: float) -> float:
