@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from cluster.engine.window.kv import StreamKV
 from cluster.engine.window.stream import LastWindow, Stream, StreamFrame, WindowProgress, embeddings, encoded_tokens
 from cluster.engine.window.windows import WindowClock, WindowSpan
 from cluster.errors import CapacityError, ModelError
+from cluster.memory.frame_retrieval import FrameReads
 from cluster.memory.manifest import dump_tensors, load_parts, read_header
 from cluster.models.base import FrameTokens
-from cluster.types import PatchGrid, StreamSpec
+from cluster.types import Answer, PatchGrid, Question, StreamSpec, Timing, TokenCount
 
 VERSION = 3
 _STREAM = (
@@ -32,8 +32,6 @@ _STREAM = (
     "encoded",
     "tower_flops",
 )
-_LAST: TypeAdapter[LastWindow | None] = TypeAdapter(LastWindow | None)
-_PROGRESS: TypeAdapter[WindowProgress | None] = TypeAdapter(WindowProgress | None)
 # Scalar fields of a frame; its arrays are stored as tensors.
 _FRAME = tuple(each.name for each in fields(StreamFrame) if each.init and each.type in (int, bool, float))
 
@@ -102,8 +100,8 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
             clock=WindowClock(**header["clock"]),
             frames=frames,
             outstanding=[WindowSpan(**span) for span in header["outstanding"]],
-            last=_LAST.validate_python(header["last"]),
-            progress=_PROGRESS.validate_python(header["progress"]),
+            last=_last(header["last"]),
+            progress=_progress(header["progress"]),
             **{name: header[name] for name in _STREAM},
         )
         # Last, because it allocates slots.
@@ -163,3 +161,18 @@ def _fill(kv: StreamKV, tensors: dict[str, Tensor], tokens: int) -> None:
     index = kv.pool.index(kv.slots)
     for pool, part in ((kv.pool.k, tensors["k"]), (kv.pool.v, tensors["v"])):
         pool.index_copy_(1, index, part.to(kv.pool.device).transpose(1, 2))
+
+
+def _progress(meta: dict[str, Any] | None) -> WindowProgress | None:
+    return None if meta is None else WindowProgress(**{**meta, "reads": FrameReads(**meta["reads"])})
+
+
+def _last(meta: dict[str, Any] | None) -> LastWindow | None:
+    if meta is None:
+        return None
+    answers = [
+        Answer(**{**answer, "tokens": TokenCount(**answer["tokens"]), "timing": Timing(**answer["timing"])})
+        for answer in meta["answers"]
+    ]
+    questions = tuple(Question(**question) for question in meta["questions"])
+    return LastWindow(meta["window"], meta["end"], questions, tuple(answers))
