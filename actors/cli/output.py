@@ -131,8 +131,8 @@ def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
     return lines
 
 
-AGAIN_S = 60.0
-"""Seconds to keep trying to reach a lost gateway: it restarts in a few."""
+AGAIN_S = 180.0
+"""Seconds to keep trying to reach a lost gateway: it restarts in a few, one that hangs after two minutes by default."""
 
 
 def reconnecting(client: GatewayClient, open_stream: Callable[[], Iterable[T]], pause_s: float = 1.0) -> Iterator[T]:

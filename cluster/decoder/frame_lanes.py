@@ -46,10 +46,11 @@ class LostCamera:
 class LaneStatus:
     """Status of one camera's path. ``sent``, ``dropped`` (before sending) and ``lost`` (refused by the replica, or
     unacknowledged when its connection broke) count frames. ``windows``: see :attr:`Lane.counters`; ``refused``: why
-    the replica refuses the camera's frames, empty once it accepts them again."""
+    the replica refuses the camera's frames, empty once it accepts them again; ``unreachable``: see
+    :class:`ReplicaLink`."""
 
     address: str
-    connected: bool
+    unreachable: bool
     queued: int
     in_flight: int
     sent: int
@@ -203,10 +204,10 @@ class Lane:
         self.wants_fresh = True
         return LostCamera(ack.camera, self.address, frames, ack.refused, refused)
 
-    def status(self, *, connected: bool) -> LaneStatus:
+    def status(self, *, unreachable: bool) -> LaneStatus:
         waiting, under_way = len(self.queue), len(self.in_flight)
         counts = self.sent, self.dropped, self.lost
-        return LaneStatus(self.address, connected, waiting, under_way, *counts, self.counters, self.refused)
+        return LaneStatus(self.address, unreachable, waiting, under_way, *counts, self.counters, self.refused)
 
 
 @dataclass(slots=True)

@@ -182,7 +182,7 @@ class FrameSender:
         """Status of a camera's path; None if the camera is not assigned."""
         with self._lock:
             lane = self._lanes.get(camera)
-            return None if lane is None else lane.status(connected=self._links[lane.address].connected)
+            return None if lane is None else lane.status(unreachable=self._links[lane.address].unreachable)
 
     # -- the event loop -------------------------------------------------------------------------
     async def stop(self, flush_s: float = 2.0) -> None:

@@ -397,6 +397,8 @@ class RunningCamera:
             return NOT_ASKED
         if self.address is None:
             return "no replica is ready for it"
+        if lane is not None and lane.unreachable:
+            return "its decoder cannot reach its replica"
         if lane is not None and lane.refused:
             return f"its replica refuses its frames: {lane.refused}"
         if self.rung.shed:

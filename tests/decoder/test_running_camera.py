@@ -17,6 +17,7 @@ from cluster.config.camera import ScheduleConfig
 from cluster.control.ladder import FULL, Rung
 from cluster.decoder.pipeline import stream_spec_at
 from cluster.errors import CapacityError, NotReadyError, SourceError, UnavailableError
+from cluster.lab.bench.processes import free_port
 from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec
 from cluster.types.cameras import NOT_ASKED
 
@@ -74,6 +75,17 @@ def test_a_replica_that_refuses_frames_is_the_cameras_reason(bench, keeper) -> N
     bench.push(8)
     sentence = "its replica refuses its frames: the pool has no room for its window"
     until(lambda: bench.camera.report().reason == sentence, "the reason")
+
+
+def test_a_replica_that_its_decoder_cannot_reach_is_the_cameras_reason(bench) -> None:
+    """Others can: the controller hears from both, and leaves the camera where it is."""
+    bench.camera.route(f"127.0.0.1:{free_port()}")
+    bench.push(4)
+    until(lambda: bench.camera.report().last_frame_age_s is not None, "pictures")
+    until(lambda: bench.camera.report().reason == "its decoder cannot reach its replica", "the reason", 10.0)
+    bench.camera.route(bench.replica(keeper := Keeper()))
+    bench.push(4)
+    until(lambda: keeper.frames and not bench.camera.report().reason, "frames, and no reason")
 
 
 def test_other_questions_reach_the_replica_and_the_window_goes_on(bench, keeper) -> None:

@@ -5,6 +5,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -177,12 +178,31 @@ def test_a_stream_goes_on_where_the_gateway_restarts(capsys, monkeypatch):
     streams = iter([broken(), broken(), iter([3])])
     gateway = Gateway([True, False, False, True, False, True])
     assert list(reconnecting(gateway, lambda: next(streams), 0.0)) == [1, 2, 1, 2, 3]
-    assert capsys.readouterr().err.count("socket closed; retrying for 60 s") == 2
+    assert capsys.readouterr().err.count("socket closed; retrying for 180 s") == 2
     with pytest.raises(UnavailableError, match="no gateway answers"):
         list(reconnecting(Gateway([False]), lambda: [1], 0.0))
     monkeypatch.setattr("actors.cli.output.AGAIN_S", -1.0)
     with pytest.raises(UnavailableError, match="no gateway answers"):
         list(reconnecting(Gateway([True, False]), broken, 0.0))
+
+
+def test_a_gateway_that_hangs_is_waited_for_until_it_is_restarted(monkeypatch):
+    """Two minutes, the default of cluster.stall_timeout_s, and its start; each attempt takes the client's 10 s."""
+    clock = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s, sleep=lambda _: None)
+    monkeypatch.setattr("actors.cli.output.time", clock)
+
+    class Hanging(Gateway):
+        def cameras_list(self):
+            clock.now_s += 10.0
+            super().cameras_list()
+
+    def broken():
+        yield 1
+        raise UnavailableError("ping timeout")
+
+    streams = iter([broken(), iter([2])])
+    gateway = Hanging([True, *[False] * 14, True])
+    assert list(reconnecting(gateway, lambda: next(streams), 0.0)) == [1, 2]
 
 
 def test_a_table_that_is_watched_outlives_the_gateway_s_restart_and_any_reason(monkeypatch):
