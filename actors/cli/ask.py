@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -248,6 +248,7 @@ def _show_all(
     from cluster.wire.memory_wire import CameraOutcome, outcome_body, ranked
 
     answers: list[CameraOutcome] = []
+    files: dict[str, list[str]] = {}
     progress: AskAllProgress | None = None
     quiet, whole = json == "-", True
     screen, errors = console(), console(stderr=True)
@@ -256,6 +257,10 @@ def _show_all(
         for event in events:
             print(clear, end="", file=sys.stderr, flush=True)
             if isinstance(event, CameraOutcome):
+                if event.outcome is not None and pictures is not None:
+                    # At once: thousands of cameras' pictures would fill the memory, and be lost with this process.
+                    files[event.camera] = write_pictures(event.outcome, pictures)
+                    event = replace(event, outcome=replace(event.outcome, pictures=()))
                 answers.append(event)
                 if event.outcome is not None and event.outcome.result.says_yes and not quiet:
                     print(
@@ -280,11 +285,6 @@ def _show_all(
         if not whole:
             return False
         raise UnavailableError("the gateway ended the answer without a result")
-    files = {
-        each.camera: write_pictures(each.outcome, pictures)
-        for each in answers
-        if each.outcome is not None and pictures is not None
-    }
     body = [
         outcome_body(each.outcome, files.get(each.camera, [])) | {"incidents": list(each.incidents)}
         if each.outcome is not None

@@ -398,6 +398,8 @@ def troubles(status: Outbox) -> list[str]:
         lines.append(f"not on disk: {status.trouble} ({status.unwritten} alerts in memory)")
     if status.lost:
         lines.append(f"{status.lost} alerts were lost")
+    if status.trimmed:
+        lines.append(f"{status.trimmed} delivered alerts were deleted early, see alerts.max_events and max_bytes")
     if status.answers_missed:
         lines.append(f"{status.answers_missed} answers never reached alerting, or too late")
     for letter in status.dead:

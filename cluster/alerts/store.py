@@ -353,11 +353,11 @@ class AlertStore:
         return True
 
     def _delete_delivered(self, most: int) -> int:
-        found = self._db.execute(f"SELECT e.key FROM events e WHERE {_DONE} ORDER BY e.number LIMIT ?", (most,))
-        keys = found.fetchall()
+        # Updates first: an ended incident is deleted along with its last event, and a storm's updates outnumber those.
+        chosen = f"SELECT e.key FROM events e WHERE {_DONE} ORDER BY e.kind != 'update', e.number LIMIT ?"
+        keys = self._db.execute(chosen, (most,)).fetchall()
         self._delete_events(keys)
         if keys:
-            # An ended incident is deleted along with its last event.
             self._db.execute("DELETE FROM incidents WHERE NOT is_open AND id NOT IN (SELECT incident FROM events)")
         return len(keys)
 

@@ -140,6 +140,20 @@ def test_the_oldest_delivered_make_room_and_nothing_else(path, make):
     assert store.incident(f"{299:016x}") is not None
 
 
+def test_the_updates_of_a_storm_do_not_delete_the_incidents_before_it(path, make):
+    """All cameras offline for an hour: an update of each every minute."""
+    store = AlertStore(path, max_events=100)
+    before = [recent(make, number, ended_s=NOW, event_kind="end") for number in range(40)]
+    storm = [recent(make, number) for number in range(40, 80)]
+    for event in (*before, *storm):
+        store.write(told(event, "ops", state="delivered"))
+    for minute in range(1, 60):
+        for number in range(40, 80):
+            store.write(told(recent(make, number, events=minute, event_kind="update"), "ops", state="delivered"))
+    assert store.events_held() <= 100
+    assert {each.id for each in store.incidents()} == {each.incident.id for each in (*before, *storm)}
+
+
 def test_an_outbox_full_of_what_is_owed_refuses_with_a_sentence(path, make):
     store = AlertStore(path, max_events=100)
     for number in range(100):

@@ -39,6 +39,7 @@ def test_dead_alerts_come_with_the_command_that_tries_them_again():
     assert lines[0].endswith("for ops: answered 404")
     assert "sightline incidents resend" in lines[1]
     assert troubles(Outbox({}, "", 0, 0, 0, 0, [])) == []
+    assert troubles(Outbox({}, "", 0, 7, 0, 0, []))[0].startswith("7 delivered alerts were deleted early")
 
 
 class Storm:

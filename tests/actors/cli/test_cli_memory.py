@@ -6,6 +6,7 @@ import pty
 import sys
 import threading
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from actors.cli.ask import Shown, _show_all, printable
 from actors.cli.options import parse_duration, spoken
 from cluster.errors import ConfigError
 from cluster.types import AskResult, AskSpec, CameraStatus, DeletedMemory, MemoryStatus, Moment
-from cluster.wire.memory_wire import AskAllProgress
+from cluster.wire.memory_wire import AskAllProgress, AskOutcome, CameraOutcome
 
 MOMENTS = (Moment(277_000_000, 285_000_000, 0.31), Moment(990_000_000, 990_500_000, 0.12))
 STATUS = MemoryStatus(
@@ -228,6 +229,28 @@ def test_a_question_to_all_that_is_stopped_shows_what_came(capsys):
     assert not _show_all(events(AskAllProgress(9, 3, 0, 6, 20, False)), pictures=None, json=None)
     said = capsys.readouterr()
     assert (said.out, said.err.count("stopped")) == ("3 of 9 cameras answered\n", 2)
+
+
+def test_pictures_of_thousands_of_cameras_go_to_the_disk_as_they_come(tmp_path, capsys):
+    """Held until the end, as many as 5,000 cameras have need a gigabyte, and a killed command leaves none."""
+
+    def events():
+        for number in range(100):
+            assert len(list(tmp_path.glob("*.jpg"))) == number
+            result = AskResult(f"km-{number}", "No.", MOMENTS[:1], 0, 10**9, 1, 1, 1, 0.1, 0.1, yes=0.1)
+            outcome = AskOutcome(result, "", (bytes(100_000),))
+            yield CameraOutcome(result.stream, outcome, incidents=("",))
+        yield AskAllProgress(100, 100, 0, 0, 100, True)
+
+    report = tmp_path / "answers.json"
+    tracemalloc.start()
+    try:
+        assert _show_all(events(), pictures=tmp_path, json=str(report))
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+    shown = json.loads(report.read_text())["answers"]
+    assert [each["moments"][0]["picture"] for each in shown] == [f"{tmp_path}/km-{n}-277.000s.jpg" for n in range(100)]
 
 
 # -- the prompt ---------------------------------------------------------------------------------
