@@ -1,17 +1,18 @@
 """Every KV tier of the registry, opened as a replica opens it, keeps the same promises."""
 
 import pytest
-from kv_parts import block, key, outcomes, same
+from kv_parts import block, key, outcomes, same, serving
 
-from cluster.lab.bench.node import FINGERPRINT, far_tier
+from cluster.lab.bench.node import FINGERPRINT
+from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome, TierSettings
 from cluster.registry import tiers
 
 
 @pytest.fixture(scope="module")
 def node_address():
-    with far_tier(2**24) as far:
-        yield far.peer.address
+    with serving(Arena(2**24, name="node", evicts=False), fingerprint=FINGERPRINT) as node:
+        yield node.address
 
 
 @pytest.fixture(params=tiers.names())
