@@ -127,12 +127,15 @@ async def test_phases_are_kept_and_packets_go_on_without_holes() -> None:
 
 
 async def test_connections_that_break_come_back_and_lose_nothing() -> None:
-    toy = ToyCluster()
+    toy = ToyCluster(stride_s=LONG_STRIDE_S)
     async with toy.target() as target, stage_on(target) as stage:
         await stage.warm_up(3)
         mark = await stage.mark()
         assert len(stage.fleet.storm(1.0)) == 3
         await until_async(lambda: all(len(camera.sessions) == 2 for camera in toy.cameras.values()))
+        # A window that is in flight for less than the slowest answer took would be missing.
+        cameras = stage.fleet.everyone()
+        await until_async(lambda: all(slot.seen_s for each in cameras for slot in each.ledger.slots(time.monotonic())))
         found = await stage.conclude(mark)
         assert found.reconnects == 3
         assert (found.silent, found.missing) == (0, 0)
