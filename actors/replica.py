@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from actors.remote import REMOTE_CONTROLLER, await_reply, await_reply_blocking
-from actors.startup import InnerProcess, run_task, show_replica
+from actors.startup import InnerProcess, import_uncollected, run_task, show_replica
 from actors.tier import tier_of_this_node
 from cluster import metrics
 from cluster.config import SightlineConfig
@@ -73,6 +73,7 @@ class Replica(InnerProcess):
         if config.engine == "simulated":
             tiers = await self._tiers(config, SIMULATED)
             return await asyncio.to_thread(make_simulated, config, tiers, self._instance)
+        await asyncio.to_thread(import_uncollected, "cluster.models.loading")
         model = await asyncio.to_thread(load_configured, config, await asyncio.to_thread(neighbours, config))
         fingerprint = await asyncio.to_thread(model_fingerprint, config, model)
         return await asyncio.to_thread(make_engine, config, model, await self._tiers(config, fingerprint))

@@ -28,6 +28,8 @@ FLAGS = {
     # A replica whose engine is stuck cannot stop gracefully.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Nobody reads Ray's list of calls; at the end, a driver whose control store has died would offer it for 5 s.
+    "RAY_task_events_report_interval_ms": "0",
     # Process logs in the session folder are otherwise unbounded.
     "RAY_ROTATION_MAX_BYTES": str(10 * 2**20),
     "RAY_ROTATION_BACKUP_COUNT": "1",

@@ -6,14 +6,13 @@ Ray imports this module in every process that looks up a tier, so only the actor
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from actors.remote import TIER, get_actor, short_tier
-from actors.startup import InnerProcess
+from actors.startup import InnerProcess, import_uncollected
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.config.secrets import memory_secret
@@ -45,7 +44,7 @@ class TierNode(InnerProcess):
     def __init__(self, config: SightlineConfig, name: str, host: str | None) -> None:
         super().__init__(config, short_tier(name), "tier", host, numbered="tier")
         # Import torch now: a replica that opens the tier waits only seconds.
-        importlib.import_module("cluster.memory.tiers.server")
+        import_uncollected("cluster.memory.tiers.server")
         self._secret = memory_secret(config.security)
         self._opened: tuple[Arena, KVServicer, RpcServer] | None = None
         self._fingerprint = ""

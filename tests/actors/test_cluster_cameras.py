@@ -17,6 +17,8 @@ from cluster.errors import CameraExistsError, ConfigError
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
+SOON = {"resync_s": 1, "status_s": 0.2, "status_refresh_s": 1}
+
 
 def kill(name):
     os.kill(ray.get(ray.get_actor(name, namespace=NAMESPACE).process_id.remote()), signal.SIGKILL)
@@ -27,7 +29,7 @@ def test_cameras_of_a_configuration_and_of_kubernetes(clip, tmp_path) -> None:
     spec = {"source": str(clip), "sourceOptions": playing}
     kube = KubeServer(tmp_path)
     kube.apply("yard", spec)
-    watching = KubernetesConfig(enabled=True, kubeconfig=str(kube.kubeconfig), resync_s=1, status_s=0.2)
+    watching = KubernetesConfig(enabled=True, kubeconfig=str(kube.kubeconfig), **SOON)
     gate = {"name": "gate", "source": str(clip), "source_options": playing}
     config = configuration([gate], decoders=1, log_dir=str(tmp_path / "logs"))
     config = config.model_copy(update={"kubernetes": watching})
