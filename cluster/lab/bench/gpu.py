@@ -32,7 +32,7 @@ from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models.base import VisionLanguageModel
-from cluster.models.loading import load_truncated
+from cluster.models.loading import find_device, load_truncated
 from cluster.registry import refresh_policies
 from cluster.types import AskSpec, MemorySpec, StreamSpec, WindowRequest
 
@@ -107,7 +107,9 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 
 def _measured(args: argparse.Namespace) -> BenchResult:
-    device = gpu_measure.usable_device(args.device)
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError("torch finds no GPU on this machine; use --dry-run or --device cpu")
+    device = find_device(args.device)
     known = (*gpu_measure.PARTS, _SCENARIOS)
     if unknown := set(args.part or ()) - set(known):
         raise ConfigError(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(known)}")

@@ -35,7 +35,7 @@ from cluster.lab.bench.window import Measured
 from cluster.lab.report.compare import push_window
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models.base import VisionLanguageModel
-from cluster.models.loading import find_device, load_model, load_random_shape
+from cluster.models.loading import load_model, load_random_shape
 from cluster.models.presets import SHAPES
 from cluster.types import MICROSECONDS, FrameSample, StreamSpec, WindowRequest
 
@@ -54,13 +54,6 @@ SUSTAINED_S = 2.0
 STEP, WINDOWS = 8, 3
 # Trials of a search for how many cameras fit into a stride.
 TRIES = 4
-
-
-def usable_device(name: str) -> torch.device:
-    """The device of this name. Raises ``ConfigError`` for a GPU on a machine without one."""
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError("torch finds no GPU on this machine; use --dry-run or --device cpu")
-    return find_device(name)
 
 
 def release_memory(device: torch.device) -> None:

@@ -151,11 +151,9 @@ class CityPlan:
             )
 
 
-def with_pool(plan: CityPlan, *, cameras: int | None = None, replicas: int | None = None) -> CityPlan:
-    """The same city with another number of cameras, or of replicas of its only kind."""
-    if replicas is not None:
-        plan = replace(plan, pools=(replace(plan.pools[0], replicas=replicas),))
-    return plan if cameras is None else replace(plan, cameras=cameras)
+def with_replicas(plan: CityPlan, replicas: int) -> CityPlan:
+    """The same city with another number of replicas of its only kind."""
+    return replace(plan, pools=(replace(plan.pools[0], replicas=replicas),))
 
 
 def split(events: Sequence[Event], replicas: Sequence[int], rng: np.random.Generator) -> list[list[Event]]:

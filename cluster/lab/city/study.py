@@ -10,7 +10,7 @@ from cluster.control import costs
 from cluster.control.ladder import Ladder, default
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.city.city import carried, carries, simulate
-from cluster.lab.city.plan import FULL, CityPlan, PoolPlan, with_pool
+from cluster.lab.city.plan import FULL, CityPlan, PoolPlan, with_replicas
 from cluster.lab.city.result import CityResult, Objective
 
 SEARCH_S, SEARCH_BIN_S = 600.0, 60.0
@@ -81,8 +81,8 @@ class Search:
         # The wide bins of a long simulation would not separate the warm-up.
         bin_s = min(self.plan.timing.bin_s, SEARCH_BIN_S)
         timing = replace(self.plan.timing, seconds=self.plan.warmup_s + self.seconds, bin_s=bin_s)
-        plan = with_pool(replace(self.plan, timing=timing, events=()), cameras=cameras, replicas=replicas)
-        found = simulate(plan, self.progress.share)
+        plan = replace(self.plan, timing=timing, events=(), cameras=cameras)
+        found = simulate(plan if replicas is None else with_replicas(plan, replicas), self.progress.share)
         figures = found.figures
         reached = {name: getattr(figures, name) for name in SHOWN}
         trial = Trial(cameras, found.plan.replicas, self.objective.met(figures), **reached)
@@ -132,12 +132,11 @@ def _scaling_efficiency(many: CityResult, search: Search) -> tuple[float, list[T
     """Cameras of a pool, over its size times those of one replica (mean over several searches); the latter's trials.
     ``many``: result of ``search``'s :meth:`Search.most_cameras`."""
     plan = search.plan
-    one = replace(plan, pools=(replace(plan.pools[0], replicas=1),))
     single: list[int] = []
     tried: list[Trial] = []
     for seed in range(SINGLE_SEEDS):
         alone = Search(
-            replace(one, seed=plan.seed + seed),
+            replace(with_replicas(plan, 1), seed=plan.seed + seed),
             search.objective,
             StudyProgress(tried=search.progress.tried),
             search.seconds,
@@ -291,7 +290,7 @@ def _simulate_full_run(plan: CityPlan, objective: Objective, enough: int, progre
         # Three percent of a small pool rounds to nothing.
         replicas = max(replicas + 1, math.ceil(enough * (1 + TOP_UP * more)))
         progress.begins(f"{plan.cameras:,} cameras on {replicas:,} replicas")
-        result = simulate(with_pool(plan, replicas=replicas), progress.share)
+        result = simulate(with_replicas(plan, replicas), progress.share)
         if objective.met(result.figures):
             break
     return result

@@ -14,16 +14,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cluster.lab.evaluation.datasets import LabelledVideo
-from cluster.lab.scenes.vocabulary import SceneEvent, window_label
-
-
-def window_truth(video: LabelledVideo, kind: str, start_s: float, end_s: float) -> bool | None:
-    """Whether window ``[start_s, end_s)`` shows an event of ``kind``; ``None`` if too little of it is in the window."""
-    events = [SceneEvent(name, start, end, ()) for name, start, end in video.events]
-    return window_label(events, kind, start_s, end_s)
-
-
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.datasets import LabelledVideo, SkippedVideo
-from cluster.lab.evaluation.metrics import CONSECUTIVE, Bools, Decisions, Floats, terciles, video_score, window_truth
+from cluster.lab.evaluation.metrics import CONSECUTIVE, Bools, Decisions, Floats, terciles, video_score
 from cluster.lab.evaluation.settings import Setting
+from cluster.lab.scenes.vocabulary import SceneEvent, window_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +132,10 @@ class Results:
         labels: list[bool] = []
         for video in self.videos:
             run = self.run(video, setting)
+            events = [SceneEvent(*event, ()) for event in video.events]
             for window in run.windows:
                 for kind, score in zip(run.kinds, window.scores, strict=True):
-                    label = window_truth(video, kind, window.start_s, window.end_s)
+                    label = window_label(events, kind, window.start_s, window.end_s)
                     if label is not None:
                         scores.append(score)
                         labels.append(label)

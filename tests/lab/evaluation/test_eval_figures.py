@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from cluster.errors import ModelError
 from cluster.files import json_text
 from cluster.lab.evaluation.datasets import SkippedVideo
-from cluster.lab.evaluation.metrics import window_truth
 from cluster.lab.evaluation.page import make_charts, make_page
 from cluster.lab.evaluation.report import (
     check_questions,
@@ -29,6 +28,7 @@ from cluster.lab.evaluation.results import Thresholds
 from cluster.lab.evaluation.settings import WindowShape, codecsight, full_computation, ours
 from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_page
+from cluster.lab.scenes.vocabulary import SceneEvent, window_label
 from cluster.models.loading import load_model
 from cluster.models.settings import ModelSettings
 
@@ -180,14 +180,14 @@ def test_frontier_is_never_dearer_than_a_setting_that_is_good_enough(points, wan
     assert math.isnan(flops_at_f1(frontier(points), 1.1))
 
 
-def test_window_truth(results):
-    video = replace(results.videos[0], events=(("fall", 10.0, 20.0), ("Fighting", 5.0, 7.0)))
-    assert window_truth(video, "fall", 0, 20) is True
-    assert window_truth(video, "fall", 0, 11) is None
-    assert window_truth(video, "fall", 20, 40) is False
-    assert window_truth(video, "Fighting", 0, 6.5) is True
-    assert window_truth(video, "Fighting", 0, 5.5) is None
-    assert window_truth(video, "Fighting", 7, 20) is False
+def test_window_label():
+    events = [SceneEvent("fall", 10.0, 20.0, ()), SceneEvent("Fighting", 5.0, 7.0, ())]
+    assert window_label(events, "fall", 0, 20) is True
+    assert window_label(events, "fall", 0, 11) is None
+    assert window_label(events, "fall", 20, 40) is False
+    assert window_label(events, "Fighting", 0, 6.5) is True
+    assert window_label(events, "Fighting", 0, 5.5) is None
+    assert window_label(events, "Fighting", 7, 20) is False
 
 
 def test_calibration_takes_the_windows_whose_truth_is_clear(results):

@@ -65,9 +65,6 @@ def _or_dash(value: float, form: str) -> str:
     return "–" if math.isnan(value) else form.format(value)
 
 
-_TTFT = Axis("time to the first word, s", low=0.0)
-
-
 def memory_charts(report: MemoryReport) -> dict[str, Figure]:
     """File name (without suffix) -> figure: ``accuracy-budget`` and, if anything was answered, ``ttft-history``."""
     found = {
@@ -83,7 +80,7 @@ def memory_charts(report: MemoryReport) -> dict[str, Figure]:
             "Time to the first word against length of history",
             _by_history(report.results),
             Axis("footage seen before the question, s"),
-            _TTFT,
+            Axis("time to the first word, s", low=0.0),
         )
     return found
 
