@@ -65,15 +65,15 @@ def test_load_adds_a_decoder_and_quiet_removes_it(watched, tmp_path) -> None:
     time.sleep(STRIDE_S / 2)
     before = {name: take_before(cameras, name) for name in LIGHT}
     clip = tmp_path / "heavy.mp4"
-    make_clip("street", clip, seconds=24, fps=25, size=(640, 384))
+    make_clip("street", clip, seconds=8, fps=25, size=(640, 384))
     heavy = Heavy(cameras, clip)
     until("another decoder with some of the cameras", lambda: decoders() == {"decoder-0", "decoder-1"}, WAIT_S)
     page = urlopen(f"http://{cluster.metrics_address}/metrics", timeout=10).read().decode()
     assert 'sightline_fleet_wanted{process="controller",role="decoder"} 2.0' in page
     heavy.stop()
     until("one decoder with every camera", lambda: decoders() == {"decoder-0"}, WAIT_S)
-    until("its end", lambda: set(cluster.readiness().decoders) == {"decoder-0"}, WAIT_S)
     seen = {name: camera.ledger.seen for name, camera in cameras.cameras.items()}
+    until("its end", lambda: set(cluster.readiness().decoders) == {"decoder-0"}, WAIT_S)
     until(
         "answers afterwards",
         lambda: all(camera.ledger.seen > 2 + seen[name] for name, camera in cameras.cameras.items()),
