@@ -116,19 +116,18 @@ def expectation(camera: CameraStatus) -> str:
 
 
 def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
-    """For each camera, lines with the reasons for its state, reduced quality and unreachable memory."""
-    lines = []
+    """Reasons for states, reduced quality and unreachable memories; cameras with the same one share a line."""
+    names: dict[str, list[str]] = {}
     for camera in cameras:
-        if camera.reason:
-            retry = (
-                f"; retrying in {camera.retry_in_s:.0f} s" if camera.state == "backoff" and camera.retry_in_s else ""
-            )
-            lines.append(f"{camera.name}: {redact(camera.reason)}{retry}")
-        if camera.rung_reason:
-            lines.append(f"{camera.name}: quality {camera.rung}: {camera.rung_reason}")
-        if camera.memory_state:
-            lines.append(f"{camera.name}: memory: {redact(camera.memory_state)}")
-    return lines
+        retry = f"; retrying in {camera.retry_in_s:.0f} s" if camera.state == "backoff" and camera.retry_in_s else ""
+        for text in (
+            camera.reason and f"{redact(camera.reason)}{retry}",
+            camera.rung_reason and f"quality {camera.rung}: {camera.rung_reason}",
+            camera.memory_state and f"memory: {redact(camera.memory_state)}",
+        ):
+            if text:
+                names.setdefault(text, []).append(camera.name)
+    return [f"{', '.join(at_most(3, same))}: {text}" for text, same in names.items()]
 
 
 AGAIN_S = 180.0

@@ -78,6 +78,14 @@ def test_a_reason_is_a_line_of_its_own_without_the_password():
     assert reasons(CAMERAS) == ["depot: rtsp://u:***@10.0.0.1/x refused; retrying in 3 s"]
 
 
+def test_the_reason_of_hundreds_of_cameras_is_one_line():
+    lowered = [CameraStatus(f"km-{n}", rung="prune", rung_reason="the replica is full") for n in range(400)]
+    assert reasons([*lowered, CAMERAS[1]]) == [
+        "km-0, km-1, km-2, and 397 more: quality prune: the replica is full",
+        "depot: rtsp://u:***@10.0.0.1/x refused; retrying in 3 s",
+    ]
+
+
 def test_the_memory_is_a_column_where_there_is_room():
     assert " 12 MB, 2 h " in shown(terminal=False)
     narrow = io.StringIO()
