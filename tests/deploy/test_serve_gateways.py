@@ -34,11 +34,12 @@ def test_one_to_a_node_and_those_that_have_one_serve(tmp_path) -> None:
     pod = {"sightline_control": 16, "sightline_gateway": 1, "sightline_decoder": 1, "sightline_replica": 1}
     with ray_cluster(pod):
         deploy(config)
+        # The one that has a node answers while the other is still waited for.
+        with GatewayClient(address) as client:
+            until("answers", lambda: client.camera_get("gate").last_answers)
         until_running()
         assert set(gateway_names(2)) <= named_actors(NAMESPACE)
         [serving] = [name for name in gateway_names(2) if answers(name) is not None]
-        with GatewayClient(address) as client:
-            until("answers", lambda: client.camera_get("gate").last_answers)
         before = answers(serving)
         assert before is not None
         os.kill(before, signal.SIGKILL)
