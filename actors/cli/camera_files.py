@@ -32,9 +32,6 @@ HOW_TO_ESCAPE = (
     f"""'import os, urllib.parse as u; print(u.quote(os.environ["{PASSWORD}"], safe=""))')"""
 )
 
-MOST_UNAVAILABLE = 3
-"""Consecutive changes that find the cluster unavailable after which `apply` stops: each may wait for its deadline."""
-
 MARKS = {"add": "+", "update": "~", "takeover": "!", "remove": "-", "conflict": "x", "same": "="}
 
 
@@ -83,7 +80,8 @@ def apply(
         for change in changes:
             if change.kind == "same":
                 continue
-            if unavailable == MOST_UNAVAILABLE:
+            # Each further call may wait for its deadline.
+            if unavailable == 3:
                 errors[change.name] = "not tried: the cluster became unavailable"
                 continue
             owner = f" (belongs to {change.owner})" if change.owner else ""
@@ -168,7 +166,8 @@ def export(
     for camera in cameras:
         if manager is not None and camera.manager != manager:
             continue
-        entry = _literal(loads(entry_to_json(camera.entry, secrets=True)))
+        # Escapes a `${` that is not a reference to a variable.
+        entry = loads(entry_to_json(camera.entry, secrets=True).replace("${", "$${"))
         if not secrets:
             entry, named = with_variables(entry, variables)
             variables |= dict.fromkeys(named, camera.entry.name)
@@ -180,21 +179,6 @@ def export(
         return
     with writing(output), replacing(output) as part, open(part, "w", encoding="utf-8", opener=open_private) as written:
         written.write(text)
-
-
-def _literal(value: object) -> dict[str, object]:
-    """Escape a ``${`` that is not a reference to a variable."""
-
-    def walk(node: object) -> object:
-        if isinstance(node, str):
-            return node.replace("${", "$${")
-        if isinstance(node, dict):
-            return {key: walk(inner) for key, inner in node.items()}
-        return [walk(each) for each in node] if isinstance(node, list) else node
-
-    found = walk(value)
-    assert isinstance(found, dict)
-    return found
 
 
 def discover(
