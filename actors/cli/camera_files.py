@@ -32,9 +32,6 @@ HOW_TO_ESCAPE = (
     f"""'import os, urllib.parse as u; print(u.quote(os.environ["{PASSWORD}"], safe=""))')"""
 )
 
-MOST_UNAVAILABLE = 3
-"""Consecutive changes that find the cluster unavailable after which `apply` stops: each may wait for its deadline."""
-
 MARKS = {"add": "+", "update": "~", "takeover": "!", "remove": "-", "conflict": "x", "same": "="}
 
 
@@ -83,7 +80,8 @@ def apply(
         for change in changes:
             if change.kind == "same":
                 continue
-            if unavailable == MOST_UNAVAILABLE:
+            # Each further call may wait for its deadline.
+            if unavailable == 3:
                 errors[change.name] = "not tried: the cluster became unavailable"
                 continue
             owner = f" (belongs to {change.owner})" if change.owner else ""
@@ -158,7 +156,6 @@ def export(
 
     $ sightline cameras export -o cameras.yaml
     """
-    from cluster.config.load import map_texts
     from cluster.control.cameras.managed import entry_to_json, with_variables
     from cluster.kubernetes.resource import as_yaml
 
@@ -169,9 +166,8 @@ def export(
     for camera in cameras:
         if manager is not None and camera.manager != manager:
             continue
-        keys = loads(entry_to_json(camera.entry, secrets=True))
         # As written, `${` does not refer to a variable.
-        entry = map_texts(keys, lambda text, _: text.replace("${", "$${"))
+        entry = loads(entry_to_json(camera.entry, secrets=True).replace("${", "$${"))
         if not secrets:
             entry, named = with_variables(entry, variables)
             variables |= dict.fromkeys(named, camera.entry.name)

@@ -1,12 +1,10 @@
 """``sightline cameras``: add, change, list and remove cameras of a running cluster."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -32,11 +30,6 @@ from actors.cli.output import cameras_table, console, expectation, for_each, pri
 from cluster.errors import ConfigError, UnavailableError, UnknownCameraError
 from cluster.redaction import redact
 from cluster.security.roles import EVERY, in_scope
-
-if TYPE_CHECKING:
-    from cluster.client import GatewayClient
-    from cluster.control.cameras.managed import ManagedCamera
-    from cluster.types import CameraStatus
 
 app = typer.Typer(no_args_is_help=True, help="Add, change, list and remove cameras of a running cluster.")
 app.command("apply")(camera_files.apply)
@@ -178,9 +171,7 @@ def pause(names: Names, takeover: Takeover = False, gateway: Gateway = DEFAULT_G
 
     A camera managed by `cameras apply` stays so: the next `apply` without `paused: true` in its file resumes it.
 
-    $ sightline cameras pause gate
-
-    $ sightline cameras pause 'line-7-*'
+    $ sightline cameras pause gate 'line-7-*'
     """
     _set_paused(names, True, takeover, gateway)
 
@@ -195,30 +186,25 @@ def resume(names: Names, takeover: Takeover = False, gateway: Gateway = DEFAULT_
 
 
 def _set_paused(names: list[str], paused: bool, takeover: bool, gateway: str) -> None:
+    from cluster.control.cameras.managed import CONFIGURATION, KUBERNETES, ManagedCamera, settings_of
+
+    def set_paused(camera: ManagedCamera) -> None:
+        name = camera.entry.name
+        # Files omit `paused` unless it is true: a resumed camera then equals its file again.
+        settings = {key: value for key, value in settings_of(camera.entry).items() if key != "paused"}
+        settings |= {"paused": True} if paused else {}
+        manager = "" if takeover or camera.manager in (CONFIGURATION, KUBERNETES) else camera.manager
+        # The source as exported, redacted: the cluster fills in its secrets.
+        source, revision = str(camera.entry.source), camera.revision
+        client.camera_update(name, source, settings, manager=manager, takeover=takeover, revision=revision)
+        print(f"{name}: {'paused' if paused else 'resumed'}")
+
     with connect(gateway) as client:
         named = set("".join(names)).isdisjoint("*?[")
         cameras = [each for each in client.cameras_export(names if named else ()) if in_scope(each.entry.name, names)]
-        if not cameras:
-            raise UnknownCameraError(f"no camera matches {' '.join(names)}")
-        for_each(cameras, lambda camera: _pause(client, camera, paused, takeover))
-
-
-def _pause(client: GatewayClient, camera: ManagedCamera, paused: bool, takeover: bool) -> None:
-    from cluster.control.cameras.managed import CONFIGURATION, KUBERNETES, settings_of
-
-    # Files omit `paused` unless it is true: a resumed camera then equals its file again.
-    settings = {key: value for key, value in settings_of(camera.entry).items() if key != "paused"}
-    manager = "" if takeover or camera.manager in (CONFIGURATION, KUBERNETES) else camera.manager
-    # The source as exported, redacted: the cluster fills in its secrets.
-    client.camera_update(
-        camera.entry.name,
-        str(camera.entry.source),
-        settings | ({"paused": True} if paused else {}),
-        manager=manager,
-        takeover=takeover,
-        revision=camera.revision,
-    )
-    print(f"{camera.entry.name}: {'paused' if paused else 'resumed'}")
+        if missing := [name for name in names if not any(in_scope(each.entry.name, [name]) for each in cameras)]:
+            raise UnknownCameraError(f"no camera matches {', '.join(missing)}")
+        for_each(cameras, set_paused)
 
 
 @app.command("test")
@@ -252,13 +238,12 @@ def list_cameras(
     states: Annotated[
         list[str] | None, typer.Option("--state", metavar="STATE", help="Only in this state; may be repeated.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh the table until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh a screenful until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between updates with --watch.")] = 1.0,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """List cameras: state and reason, picture and cue, windows, tokens, latency, last answers. --watch shows as many as
-    the terminal has room for.
+    """List cameras: state and reason, picture and cue, windows, tokens, latency, last answers.
 
     $ sightline cameras list 'line-7-*' --state error --state backoff
 
@@ -269,6 +254,8 @@ def list_cameras(
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
+
+    from cluster.types import CameraStatus
 
     with connect(gateway) as client:
 

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -173,18 +173,16 @@ def expand(tree: Any, environment: Mapping[str, str] | None = None) -> tuple[Any
 
         return _REFERENCE.sub(fill, value)
 
-    return map_texts(tree, text), touched, problems
+    def walk(node: Any, path: KeyPath) -> Any:
+        if isinstance(node, str):
+            return text(node, path)
+        if isinstance(node, dict):
+            return {key: walk(value, (*path, key)) for key, value in node.items()}
+        if isinstance(node, list):
+            return [walk(value, (*path, index)) for index, value in enumerate(node)]
+        return node
 
-
-def map_texts(node: Any, change: Callable[[str, KeyPath], str], path: KeyPath = ()) -> Any:
-    """A copy of a tree of mappings and lists with each text changed; ``change``: takes the text and its path."""
-    if isinstance(node, str):
-        return change(node, path)
-    if isinstance(node, dict):
-        return {key: map_texts(value, change, (*path, key)) for key, value in node.items()}
-    if isinstance(node, list):
-        return [map_texts(value, change, (*path, index)) for index, value in enumerate(node)]
-    return node
+    return walk(tree, ()), touched, problems
 
 
 def schema_text() -> str:

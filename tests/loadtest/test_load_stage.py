@@ -151,7 +151,7 @@ async def test_a_profile_brings_storms_churn_and_losses() -> None:
     async with toy.target() as target, stage_on(target, **weather) as stage:
         await stage.warm_up(30)
         mark = await stage.mark()
-        await until_async(lambda: stage.fleet.sent().minus(mark.sent).reconnects >= 15)
+        await until_async(lambda: (stage.fleet.sent() - mark.sent)["reconnects"] >= 15)
         await until_async(lambda: len(toy.added) > 30, "somebody leaves and another comes")
         found = await stage.conclude(mark)
     assert found.packets_lost > 0.1 * found.packets
@@ -337,7 +337,8 @@ async def test_a_fault_that_nobody_notices_is_over_with_the_next_window() -> Non
         await stage.warm_up(4)
         found = await inject(stage, "kill-controller")
     assert victim.wait(5) == -signal.SIGKILL
-    assert found.recovery_s < 2 * LONG_STRIDE_S
+    # A stride, and what a busy machine adds.
+    assert found.recovery_s < 3.0
     assert found.struck == 4
 
 

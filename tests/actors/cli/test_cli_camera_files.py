@@ -212,7 +212,7 @@ def test_the_cameras_of_a_line_are_listed_paused_and_resumed_together(rules, run
     assert "no such cameras" in run("cameras", "list", "line-8-*")
     assert run("cameras", "resume", "line-7-*") == "line-7-a: resumed\nline-7-b: resumed\n"
     assert paused() == []
-    assert "no camera matches line-8-*" in run("cameras", "pause", "line-8-*", code=1)
+    assert "no camera matches line-8-*" in run("cameras", "pause", "line-7-*", "line-8-*", code=1)
     assert "there is no camera 'line-1'" in run("cameras", "pause", "line-1", "line-7-a", code=1)
     assert paused() == []
 

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -237,6 +238,21 @@ def test_a_table_that_is_watched_outlives_the_gateway_s_restart_and_any_reason(m
     monkeypatch.setenv("SIGHTLINE_TOKEN", "sl_secret")
     list_cameras(watch=False)
     assert "no cameras that this token may see; add one" in screen.file.getvalue()
+
+
+def test_a_watched_table_of_thousands_of_cameras_is_a_screenful(monkeypatch):
+    """All of them take seconds to render, every second."""
+    fleet = Mock()
+    fleet.cameras_list.return_value = [CameraStatus(f"km-{number:04}") for number in range(5000)]
+    screen = Console(file=io.StringIO(), force_terminal=True, width=80, height=24)
+    monkeypatch.setattr("actors.cli.cameras.connect", lambda _: contextlib.nullcontext(fleet))
+    monkeypatch.setattr("actors.cli.cameras.console", lambda: screen)
+    monkeypatch.setattr("actors.cli.cameras.time.sleep", Mock(side_effect=KeyboardInterrupt))
+    began_s = time.thread_time()
+    with pytest.raises(KeyboardInterrupt):
+        list_cameras(watch=True)
+    assert time.thread_time() - began_s < 0.6
+    assert "km-0000" in screen.file.getvalue()
 
 
 def test_a_camera_that_was_added_is_no_failure_where_the_gateway_is_gone_a_moment_later(monkeypatch, capsys):
