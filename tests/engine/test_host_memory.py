@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from cluster.memory.head_memory import KVChunk
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models.loading import load_model, load_truncated
+from cluster.models.presets import PRESETS
 from cluster.models.upload import to_device
 from cluster.types import MemorySpec
 
@@ -251,6 +253,11 @@ def parked(make_camera, make_spec, run, monkeypatch):
         return HostCopy(landings[-1].held, landings[-1])
 
     monkeypatch.setattr(HostCopies, "to_host", to_host)
+    # Each operation on a fake GPU is one of Python's.
+    preset = PRESETS["tiny-qwen2_5_vl"]
+    tower = preset.vision | {"depth": 1, "fullatt_block_indexes": [0]}
+    few = replace(preset, text=preset.text | {"num_hidden_layers": 1}, vision=tower)
+    monkeypatch.setitem(PRESETS, "tiny-qwen2_5_vl", few)
     with FakeCuda():
         engine = NativeEngine(load_model("tiny-qwen2_5_vl", device="cuda:0"), kv_bytes=2**24, host_kv_bytes=2**30)
         engine.admit(make_spec(refresh="all", memory=MemorySpec()))
