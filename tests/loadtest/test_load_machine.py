@@ -115,7 +115,7 @@ def metrics_page(tls: ssl.SSLContext | None = None):
     with HTTPServer(("127.0.0.1", 0), MetricsHandler) as server:
         if tls is not None:
             server.socket = tls.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
             yield f"127.0.0.1:{server.server_port}"

@@ -262,7 +262,7 @@ async def test_the_search_finds_where_answers_begin_to_be_late(unhurried) -> Non
     search = Search(first=1, most=64)
     tried, saved = [], []
     async with toy.target() as target:
-        quick = profile(warmup_s=1.1, measure_s=0.6)
+        quick = profile(warmup_s=0.6, measure_s=0.6)
         found = await run_search(
             target,
             quick,
