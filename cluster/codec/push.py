@@ -79,6 +79,10 @@ class PushSource:
         return max(0, min(by_count, (self.max_bytes - size) * waiting // max(size, 1)))
 
     @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @property
     def dropped(self) -> int:
         """Packets of this session dropped on a full queue."""
         return self._dropped_before + self._queue.dropped

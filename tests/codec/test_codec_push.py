@@ -31,7 +31,7 @@ def test_packets_come_out_in_order_and_the_end_is_told() -> None:
     assert all(accepts(source, packet(index)) for index in range(5))
     source.end_session()
     assert source.open() == HEADER
-    assert not source.ended or source.credit() == source.max_packets - 5
+    assert not source.ended or source.queued == 5
     assert drained(source) == [0, 1, 2, 3, 4]
     assert source.ended
 
@@ -194,9 +194,8 @@ def test_packets_that_come_together_are_as_packets_one_by_one(
             sequence = max(sequence, packets[-1].sequence + 1)
         dropped = together.offer(packets)
         assert dropped == sum(not accepts(single, each) for each in packets)
-    for attribute in ("next_sequence", "dropped"):
+    for attribute in ("next_sequence", "dropped", "queued"):
         assert getattr(together, attribute) == getattr(single, attribute)
-    assert together.credit() == single.credit()
     found = []
     for source in (together, single):
         source.end_session()
