@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -453,7 +452,7 @@ def test_a_camera_at_ten_times_its_rate_harms_no_other() -> None:
 
     def due_as_declared(until_s, wakes):
         found = due(until_s, wakes)
-        return replace(found, stride_s=np.where(found.camera == fast, 10 * found.stride_s, found.stride_s))
+        return found._replace(stride_s=np.where(found.camera == fast, 10 * found.stride_s, found.stride_s))
 
     district.cameras.due = due_as_declared
     district.run()

@@ -139,7 +139,7 @@ def test_planted_evidence_is_looked_for_with_every_compressor(
     monkeypatch.setattr(evidence, "SHARES", (8,))
     monkeypatch.setattr(evidence, "CAMERA", SMALL)
     monkeypatch.setattr(evidence, "filled_memory", noted)
-    options = ("--part", "evidence", "--scenes", "1", "--scene-seconds", "60", *WIDER)
+    options = ("--part", "evidence", "--scenes", "1", "--scene-seconds", "80", *WIDER)
     found = measured(clip, tmp_path, *options)
     rows = {row["compressor"]: row for row in found["rows"] if "retriever" not in row}
     assert rows.keys() == set(compressors.names()) - {"none"}

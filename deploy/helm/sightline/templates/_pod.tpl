@@ -201,6 +201,7 @@ spec:
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 - {name: RAY_ROTATION_MAX_BYTES, value: "10485760"}
 - {name: RAY_ROTATION_BACKUP_COUNT, value: "1"}
+- {name: RAY_task_events_report_interval_ms, value: "0"}
 - {name: RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, value: "0"}
 - {name: OMP_NUM_THREADS, value: "1"}
 - {name: OPENBLAS_NUM_THREADS, value: "1"}
