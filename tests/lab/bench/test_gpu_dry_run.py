@@ -189,8 +189,8 @@ def test_a_fault_that_a_thread_logs_is_a_fault():
 def short_windows(monkeypatch):
     """A few seconds, of models with few words and few layers in their towers: every launch is one of Python's."""
     for module in (gpu, gpu_host):
-        monkeypatch.setattr(module, "WINDOW_S", 8.0)
-        monkeypatch.setattr(module, "STRIDE_S", 2.0)
+        monkeypatch.setattr(module, "WINDOW_S", 16.0)
+        monkeypatch.setattr(module, "STRIDE_S", 4.0)
     towers = {
         "qwen2_5_vl-7b": {"depth": 2, "fullatt_block_indexes": [1]},
         "internvl3-8b": {"num_hidden_layers": 2},
