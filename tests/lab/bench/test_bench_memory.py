@@ -139,7 +139,7 @@ def test_planted_evidence_is_looked_for_with_every_compressor(
     monkeypatch.setattr(evidence, "SHARES", (8,))
     monkeypatch.setattr(evidence, "CAMERA", SMALL)
     monkeypatch.setattr(evidence, "filled_memory", noted)
-    options = ("--part", "evidence", "--scenes", "1", "--scene-seconds", "80", *WIDER)
+    options = ("--part", "evidence", "--model", "demo", "--scenes", "1", "--scene-seconds", "80")
     found = measured(clip, tmp_path, *options)
     rows = {row["compressor"]: row for row in found["rows"] if "retriever" not in row}
     assert rows.keys() == set(compressors.names()) - {"none"}
@@ -163,7 +163,7 @@ def test_scenes_without_an_object_to_look_for_are_refused(
 ) -> None:
     monkeypatch.setattr(evidence, "watch", lambda *_: evidence.Watched([], []))
     with pytest.raises(ConfigError, match="increase --scene-seconds"):
-        measured(clip, tmp_path, "--part", "evidence", "--scenes", "1")
+        measured(clip, tmp_path, "--part", "evidence", "--model", "demo", "--scenes", "1")
 
 
 def test_intervals_of_evidence_are_over_cameras() -> None:

@@ -26,7 +26,7 @@ def quick(monkeypatch) -> None:
     the dry run have shorter strides too."""
     monkeypatch.setattr(gpu, "WINDOW_S", 16.0)
     monkeypatch.setattr(gpu, "STRIDE_S", 4.0)
-    monkeypatch.setattr(gpu, "camera_samples", lambda *given: gpu_host.camera_samples(*given)[:24])
+    monkeypatch.setattr(gpu, "camera_samples", lambda *given: gpu_host.camera_samples(*given)[:32])
     monkeypatch.setattr(gpu_measure, "WINDOW_S", 16.0)
     monkeypatch.setattr(gpu_measure, "SPEC", replace(gpu_measure.SPEC, window_s=16.0))
     monkeypatch.setattr(gpu_measure, "REPEATS", 1)
