@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from camera_cluster import DeclaredCameras
 from PIL import Image
+from waiting import until_async
 
 from cluster.config import CameraEntry, load_config, parse_camera
 from cluster.control.cameras.managed import ManagedCamera
@@ -92,6 +93,8 @@ class City:
         self.second = 0
         self.trouble = ""
         """Why the controller does not answer; empty while it does."""
+        self.held: set[str] = set()
+        """Cameras whose answers to free questions stop after a few words, until they are taken out."""
         self.table = DeclaredCameras(load_config(None, {}), Directory())
         """Cameras as they were written: those that were added, or whose settings somebody has asked for."""
         for number in range(cameras):
@@ -318,8 +321,10 @@ class CityMemory:
             return
         newest = (self._city.second + 3_600) * MICROSECONDS
         words = f"Somebody in a dark jacket walked past the {ask.stream.split('-')[0]}, stopped, and left to the right."
-        for word in words.split(" "):
+        for number, word in enumerate(words.split(" ")):
             await asyncio.sleep(0.04)
+            if number == 3:
+                await until_async(lambda: ask.stream not in self._city.held)
             yield word + " "
         moments = tuple(
             Moment(newest - ago * MICROSECONDS, newest - (ago - 4) * MICROSECONDS, weight)

@@ -20,6 +20,7 @@ def test_an_answer_streams_in_with_the_moments_it_rests_on_and_goes_on(open_page
     page.fill("input[list]", name[:-1])
     until(lambda: cameras.count() <= 10)
     page.get_by_role("group", name="Cameras").get_by_role("button", name=name, exact=True).click()
+    gateway.city.held.add(name)
     page.fill("textarea", "What happened?")
     page.keyboard.press("Enter")
     answer = page.locator(".turn-answer").first
@@ -28,6 +29,7 @@ def test_an_answer_streams_in_with_the_moments_it_rests_on_and_goes_on(open_page
     # Somebody looks at something else while it comes.
     page.set_viewport_size({"width": 1280, "height": 300})
     page.evaluate("scrollTo(0, 0)")
+    gateway.city.held.clear()
     expect(answer).to_contain_text("left to the right.")
     moments = page.locator(".moments li")
     expect(moments).to_have_count(4)
@@ -51,10 +53,12 @@ def test_what_fails_says_why_and_an_answer_can_be_stopped(open_page, gateway):
     page.keyboard.press("Enter")
     expect(page.locator(".turn .error")).to_have_text(f"camera '{name}' has seen nothing yet")
     change(gateway, name, state="running")
+    gateway.city.held.add(name)
     page.fill("textarea", "Anything now?")
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".turn .error").last).to_have_text("Stopped.")
+    gateway.city.held.clear()
 
 
 def test_after_a_conversation_that_is_over_the_next_question_begins_another(open_page, gateway):
@@ -156,11 +160,13 @@ def test_all_cameras_are_asked_at_once_and_the_best_moments_come_first(open_page
     change(gateway, dark, state="connecting")
     page.get_by_role("switch", name="All cameras").press("Space")
     page.get_by_label("Question to all cameras").fill("Was there a red van?")
+    gateway.city.held.add(hot)
     page.keyboard.press("Enter")
     found = page.locator(".found li")
     # While it goes on there are answers already, and how far it is.
     expect(found.first).to_be_visible()
     expect(page.get_by_role("progressbar")).to_be_visible()
+    gateway.city.held.clear()
     running_now = sum(status.state == "running" for status in gateway.city.cameras.values())
     status = page.locator(".ask-progress")
     expect(status).to_contain_text(
@@ -181,7 +187,9 @@ def test_all_cameras_are_asked_at_once_and_the_best_moments_come_first(open_page
     page.get_by_label("Question to all cameras").press("Enter")
     expect(status).to_contain_text("of 1 camera answered.")
     page.get_by_label("Only cameras named").fill("")
+    gateway.city.held.add(hot)
     page.get_by_label("Question to all cameras").press("Enter")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator(".asked .error")).to_have_text("Stopped.")
+    gateway.city.held.clear()
