@@ -26,9 +26,10 @@ SPEED = 4
 """Of every camera's clip."""
 DASHBOARDS = Path(__file__).parents[2] / "deploy/helm/sightline/dashboards"
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 PULLED = ("gate", "yard")
+ALL = (*PULLED, "dock")
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,8 @@ def kill_actor(name: str) -> int:
 
 
 def test_pulled_and_pushed_cameras_give_answers(client, answers: Answers, agent) -> None:
-    for camera in (*PULLED, "dock"):
-        answers.wait_for_more(camera, 3)
+    answers.wait_for_more(*ALL, count=3)
+    for camera in ALL:
         [first, *_] = answers.of(camera)
         assert first.question == "person"
         assert 0 <= first.score <= 1
@@ -90,7 +91,7 @@ def test_a_broken_camera_says_why_and_others_go_on(client, answers: Answers, tmp
         client.camera_add("missing", str(tmp_path / "nothing.mp4"))
     until("rubbish to fail", lambda: client.camera_get("rubbish").state == "error")
     assert "rubbish.mp4" in client.camera_get("rubbish").reason
-    answers.wait_for_more("gate", 2)
+    answers.wait_for_more("gate", count=2)
     client.camera_remove("rubbish")
 
 
@@ -145,14 +146,14 @@ def test_file_as_fast_as_it_goes_loses_no_window_and_ends(client, answers: Answe
 def test_removed_camera_is_gone_and_may_come_back(client, answers: Answers, clip) -> None:
     playing = {"source_options": {"loop": True, "realtime": True, "speed": SPEED}}
     client.camera_add("guest", str(clip), settings=playing)
-    answers.wait_for_more("guest", 2)
+    answers.wait_for_more("guest", count=2)
     client.camera_remove("guest")
     with pytest.raises(UnknownCameraError):
         client.camera_get("guest")
     assert "guest" not in [status.name for status in client.cameras_list()]
     until("its series to go", lambda: 'camera="guest"' not in page(client))
     client.camera_add("guest", str(clip), settings=playing)
-    answers.wait_for_more("guest", 2)
+    answers.wait_for_more("guest", count=2)
     assert answers.of("guest")[-1].window <= 3, "a camera that comes back begins anew"
     client.camera_remove("guest")
 
@@ -203,17 +204,16 @@ def test_metrics_of_every_process_are_on_one_page(cluster: Cluster, client) -> N
 def test_killed_replica_comes_back_and_only_windows_in_flight_are_lost(
     cluster: Cluster, client, answers: Answers, agent
 ) -> None:
-    for camera in (*PULLED, "dock"):
-        answers.wait_for_more(camera, 1)
+    answers.wait_for_more(*ALL)
     before = cluster.readiness().replicas["replica-0"]
     # The stride in the making, one that waits for its acknowledgement, one in the engine; and on a busy machine those
     # that wait for the engine, which is as far behind as its last answers were late.
     most = {status.name: 3 + int(status.latency_s / (STRIDE_S / SPEED)) for status in client.cameras_list()}
     os.kill(before.pid, signal.SIGKILL)
     until("a new replica", lambda: cluster.readiness().replicas.get("replica-0", before).pid != before.pid)
-    for camera in (*PULLED, "dock"):
+    answers.wait_for_more(*ALL, count=3)
+    for camera in ALL:
         # Of the stride in the making none is lost where its successor finds the saved window.
-        answers.wait_for_more(camera, 3)
         assert client.camera_get(camera).windows_lost <= most[camera]
     for camera in PULLED:
         check_books(client, answers, camera)
@@ -245,8 +245,8 @@ def test_killed_decoder_comes_back_with_its_cameras_and_the_agent_resumes(
         killed_s = time.monotonic()
         os.kill(before.pid, signal.SIGKILL)
         until("the decoder", lambda name=name, old=before.instance: _instance(cluster, name) not in (None, old))
+        answers.wait_for_more(*cameras, count=3)
         for camera in cameras:
-            answers.wait_for_more(camera, 3)
             # Answers come from the replica; the state comes with the decoder's next heartbeat.
             until(f"{camera} to run", lambda camera=camera: client.camera_get(camera).state == "running")
             # A decoder takes one window in the making with it, and is away for longer where the machine is busy.
@@ -260,14 +260,14 @@ def test_killed_decoder_comes_back_with_its_cameras_and_the_agent_resumes(
 
 def test_killed_controller_remembers_cameras_added_while_it_ran(client, answers: Answers, clip) -> None:
     client.camera_add("late", str(clip), settings={"source_options": {"loop": True, "realtime": True, "speed": SPEED}})
-    answers.wait_for_more("late", 1)
+    answers.wait_for_more("late")
     before = {status.name: (status.decoder, status.replica) for status in client.cameras_list()}
     windows = {camera: answers.of(camera)[-1].window for camera in before}
     kill_actor(CONTROLLER)
     listed = until("the controller", lambda: client.cameras_list())
     assert {status.name: (status.decoder, status.replica) for status in listed} == before
+    answers.wait_for_more(*before, count=2)
     for camera in before:
-        answers.wait_for_more(camera, 2)
         assert answers.of(camera)[-1].window > windows[camera], "its window went on"
     until("statuses", lambda: all(status.state == "running" for status in client.cameras_list()))
     client.camera_remove("late")
@@ -276,8 +276,7 @@ def test_killed_controller_remembers_cameras_added_while_it_ran(client, answers:
 def test_killed_gateway_is_back_on_its_port(client, answers: Answers, agent) -> None:
     kill_actor(GATEWAY)
     assert until("the gateway", lambda: len(client.cameras_list())) == 3
-    for camera in (*PULLED, "dock"):
-        answers.wait_for_more(camera, 2)
+    answers.wait_for_more(*ALL, count=2)
     assert agent.status.reconnects >= 1
 
 
@@ -287,7 +286,7 @@ def test_processes_that_are_gone_for_good_are_started_again(client, answers: Ans
         ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
     assert until("the gateway", lambda: client.cameras_list())
     until("alerting", lambda: client.outbox(0) is not None)
-    answers.wait_for_more(PULLED[0], 2)
+    answers.wait_for_more(PULLED[0], count=2)
 
 
 def test_stopping_leaves_no_process(cluster: Cluster) -> None:

@@ -18,7 +18,7 @@ from cluster.security.roles import Role
 from cluster.security.sessions import KEPT_S
 from cluster.security.tokens import make_token, write_tokens
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 FIRST, SECOND = gateway_names(2)
 HOST = "cctv.city.example"
@@ -48,8 +48,8 @@ def handle(name: str):
 
 def ask(gateway: str, method: str, path: str, body=None, *, host: str = HOST, **headers: str):
     """``(status, JSON or text, cookie)`` of a gateway, wherever it listens now."""
-    address = ray.get(handle(gateway).ready.remote(), timeout=10).metrics
-    connection = HTTPConnection(address, timeout=10)
+    address = ray.get(handle(gateway).ready.remote(), timeout=60).metrics
+    connection = HTTPConnection(address, timeout=60)
     data = None if body is None else json.dumps(body)
     try:
         connection.request(method, path, data, {"Host": host, "Content-Type": "application/json", **headers})

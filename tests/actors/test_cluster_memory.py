@@ -147,7 +147,7 @@ def test_a_removed_camera_is_forgotten(client: GatewayClient, clip) -> None:
 def test_a_camera_that_is_removed_while_its_replica_is_down_is_forgotten_too(
     cluster: Cluster, client: GatewayClient, clip
 ) -> None:
-    before = remembered(client, "yard", 40)
+    before = remembered(client, "yard", 24)
     killed = kill_replica(cluster)
     client.camera_remove("yard", takeover=True)
     replica_back(cluster, killed)

@@ -160,8 +160,7 @@ def test_overload_loss_and_recovery_leave_no_window_uncounted(cluster: Cluster, 
             add(name, "critical" if name == names[0] else "normal")
         until("full quality", lambda: all(status.rung == "full" for status in statuses().values()))
         assert all(0 < status.expected_lag_s < 2 for status in statuses().values())
-        for name in names[:FEW]:
-            answers.wait_for_more(name, 2)
+        answers.wait_for_more(*names[:FEW], count=2)
         assert {status.replica for status in statuses().values()} == {"replica-0", "replica-1"}
 
         # Too much: the newcomers are taken at reduced quality, and others give way for them.
@@ -172,7 +171,7 @@ def test_overload_loss_and_recovery_leave_no_window_uncounted(cluster: Cluster, 
             lambda: [status for status in statuses().values() if status.rung != "full" and status.rung_reason],
         )
         assert names[0] not in {status.name for status in lowered}
-        answers.wait_for_more(names[0], 2)
+        answers.wait_for_more(names[0], count=2)
         text = page()
         assert figure(text, "sightline_ladder_cameras", 'rung="full"') < MANY
         assert figure(text, "sightline_ladder_cameras", "rung=") == MANY
@@ -184,7 +183,7 @@ def test_overload_loss_and_recovery_leave_no_window_uncounted(cluster: Cluster, 
         os.kill(before["replica-0"].pid, signal.SIGKILL)
         for name in names:
             if statuses()[name].rung != "shed":
-                answers.wait_for_more(name, 2)
+                answers.wait_for_more(name, count=2)
         until("a new replica", lambda: len({info.pid for info in cluster.readiness().replicas.values()}) == 2)
 
         # The load falls: those who are left climb back to full quality.
@@ -194,8 +193,7 @@ def test_overload_loss_and_recovery_leave_no_window_uncounted(cluster: Cluster, 
             agents.stop(name)
         until("full quality", lambda: all(status.rung == "full" for status in statuses().values()))
         assert not any(status.rung_reason for status in statuses().values())
-        for name in names[:FEW]:
-            answers.wait_for_more(name, 2)
+        answers.wait_for_more(*names[:FEW], count=2)
         text = page()
         assert figure(text, "sightline_ladder_cameras", 'rung="full"') == FEW
 
@@ -206,8 +204,7 @@ def test_overload_loss_and_recovery_leave_no_window_uncounted(cluster: Cluster, 
             lambda: [each.held for each in client.replicas_and_decoders()[0] if each.draining] == [0],
         )
         assert {status.replica for status in statuses().values()} == {"replica-0"}
-        for name in names[:FEW]:
-            answers.wait_for_more(name, 2)
+        answers.wait_for_more(*names[:FEW], count=2)
         assert not client.replica_drain("replica-1", undo=True).draining
 
         assert figure(text, "sightline_ladder_steps_total", 'direction="up"') > 0

@@ -10,7 +10,7 @@ from cluster_parts import until
 
 from cluster.lab.bench.processes import free_port
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 SESSION = """
 import os, sys, time
@@ -75,7 +75,7 @@ def test_a_private_ray_that_died(victim, dead):
     driver, _ = started()
     below = psutil.Process(driver.pid).children(recursive=True)
     kill(driver.pid, victim)
-    said, _ = driver.communicate(timeout=30)
+    said, _ = driver.communicate(timeout=120)
     assert said == f"{dead} of Ray died\n"
     assert driver.returncode == 0
     assert not [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
@@ -88,7 +88,7 @@ def test_a_ray_that_was_joined_and_died(another):
     driver, actor = started(address)
     assert actor.is_running()
     kill(ray.pid, "raylet")
-    said, _ = driver.communicate(timeout=30)
+    said, _ = driver.communicate(timeout=120)
     assert said in ("raylet of Ray died\n", "gcs_server and raylet of Ray died\n"), "--block ends the rest with it"
     assert driver.returncode == 0
     until("the end of the actor", lambda: not actor.is_running() or actor.status() == psutil.STATUS_ZOMBIE)

@@ -14,7 +14,7 @@ from cluster.config import SightlineConfig, load_config
 from cluster.errors import SightlineError, UnavailableError
 from cluster.types import Answer
 
-WAIT_S = 60.0
+WAIT_S = 150.0
 QUESTION = {"id": "person", "text": "Is there a person?"}
 
 
@@ -30,7 +30,7 @@ def configuration(cameras: list[dict[str, Any]], **cluster: Any) -> SightlineCon
             "cameras": cameras,
             # Tests add the clips that they make.
             "security": {"file_roots": [tempfile.gettempdir()]},
-            "cluster": {"heartbeat_s": 0.25, "heartbeat_timeout_s": 8, **cluster},
+            "cluster": {"heartbeat_s": 0.25, "heartbeat_timeout_s": 8, "start_timeout_s": 300, **cluster},
         },
     )
 
@@ -78,9 +78,14 @@ class Answers:
         with self._lock:
             return [answer for answer in self._answers if answer.stream == camera]
 
-    def wait_for_more(self, camera: str, count: int = 1, timeout_s: float = WAIT_S) -> None:
-        before = len(self.of(camera))
-        until(f"{count} more answers of {camera}", lambda: len(self.of(camera)) >= before + count, timeout_s)
+    def wait_for_more(self, *cameras: str, count: int = 1, timeout_s: float = WAIT_S) -> None:
+        """Of every one of these cameras."""
+        most = {camera: len(self.of(camera)) + count for camera in cameras}
+
+        def late() -> list[str]:
+            return [camera for camera, wanted in most.items() if len(self.of(camera)) < wanted]
+
+        until(f"{count} more answers of {', '.join(cameras)}", lambda: not late(), timeout_s)
 
     def stop(self) -> None:
         self._stopped.set()

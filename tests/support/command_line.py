@@ -78,7 +78,7 @@ class Cli:
         os.killpg(process.pid, number)
         return process.wait(timeout)
 
-    def orphans(self, within_s=10):
+    def orphans(self, within_s=30):
         """Processes still alive that this started, directly or not."""
         deadline = time.monotonic() + within_s
         while (left := self._marked()) and time.monotonic() < deadline:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 
-def wait_for(condition, timeout_s=90):
+def wait_for(condition, timeout_s=240):
     """The first true value of ``condition()``."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
