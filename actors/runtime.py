@@ -163,11 +163,11 @@ class Cluster:
             self._start_process(process, config)
         try:
             self._addresses = [
-                await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
+                self._reply(self._actors[name].ready.remote(), deadline)
                 for name in gateway_names(config.cluster.gateways)
             ]
             for name in self._actors.keys() & {ALERTING, RECONCILER}:
-                await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
+                self._reply(self._actors[name].ready.remote(), deadline)
             self._on_phase("starting decoders and replicas")
             self._wait_until_ready(config, deadline)
         except UnavailableError as error:
@@ -176,6 +176,13 @@ class Cluster:
             raise UnavailableError(f"{error}{known}; the logs are in {logs}") from None
         self._following = threading.Thread(target=self._follow_processes, args=(config, host), daemon=True)
         self._following.start()
+
+    def _reply(self, call: Any, deadline: float) -> Any:
+        """Reply of a process that starts; raises as :func:`await_reply_blocking`, and ``SightlineError``: Ray died."""
+        while not ray.wait([call], timeout=ANSWER_S, fetch_local=False)[0] and time.monotonic() < deadline:
+            if (failure := self.failure()) is not None:
+                raise SightlineError(f"the cluster did not start: {failure}; the logs are in {self._session.log_dir}")
+        return await_reply_blocking(call, timeout_s=_left(deadline))
 
     def _start_process(self, process: Process, config: SightlineConfig) -> None:
         try:
@@ -242,7 +249,7 @@ class Cluster:
     def _wait_until_ready(self, config: SightlineConfig, deadline: float) -> None:
         wanted = {"decoder": config.cluster.decoders, "replica": config.cluster.replicas}
         while True:
-            readiness = self.readiness()
+            readiness: Readiness = self._reply(self._actors[CONTROLLER].readiness.remote(), deadline)
             if readiness.failure is not None:
                 raise readiness.failure
             ready = {"decoder": len(readiness.decoders), "replica": len(readiness.replicas)}

@@ -157,6 +157,18 @@ def test_what_does_not_come_up_is_told_with_its_last_exception_and_its_logs(tmp_
     assert ray_processes() == []
 
 
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+def test_a_ray_that_dies_meanwhile_is_told_long_before_the_start_times_out() -> None:
+    def on_phase(phase: str) -> None:
+        if phase == "starting gateway":
+            next(each for each in ray_processes() if each.name() == "raylet").kill()
+
+    with pytest.raises(SightlineError, match=r"^the cluster did not start: raylet of Ray died; the logs are in /"):
+        Cluster(configuration([]), on_phase=on_phase).start()
+    assert ray_processes() == []
+
+
 INTERRUPTED = """
 import sys, time
 sys.path.insert(0, {parts!r})
