@@ -40,7 +40,7 @@ from cluster.wire import memory_wire
 from cluster.wire.channel import open_blocking_channel, split_address
 from cluster.wire.convert import answer_from_proto, status_from_proto
 from cluster.wire.mapping import from_message, to_message
-from cluster.wire.status import MARK, is_ours, to_error
+from cluster.wire.status import is_ours, to_error
 from cluster.wire.tls import ClientCredentials
 
 T = TypeVar("T")
@@ -376,10 +376,10 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
             try:
                 return method(request, timeout=limit_s, metadata=self._metadata)
             except grpc.RpcError as error:
+                explained = self._explain(error)
                 # Commands about thousands of cameras make a call for each: more than a token may make in a second.
-                limited = (MARK, RateLimitError.__name__) in (error.trailing_metadata() or ())
-                if not limited or time.monotonic() > ends_s:
-                    raise self._explain(error) from None
+                if not isinstance(explained, RateLimitError) or time.monotonic() > ends_s:
+                    raise explained from None
             time.sleep(PACE_S)
 
     def _explain(self, error: Any, late: str = "") -> SightlineError:

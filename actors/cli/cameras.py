@@ -29,7 +29,7 @@ from actors.cli.options import (
 from actors.cli.output import cameras_table, console, expectation, for_each, print_json, reasons, reconnecting, save
 from cluster.errors import ConfigError, UnavailableError, UnknownCameraError
 from cluster.redaction import redact
-from cluster.security.roles import EVERY, in_scope
+from cluster.security.roles import EVERY, in_scope, is_pattern
 
 app = typer.Typer(no_args_is_help=True, help="Add, change, list and remove cameras of a running cluster.")
 app.command("apply")(camera_files.apply)
@@ -200,8 +200,8 @@ def _set_paused(names: list[str], paused: bool, takeover: bool, gateway: str) ->
         print(f"{name}: {'paused' if paused else 'resumed'}")
 
     with connect(gateway) as client:
-        named = set("".join(names)).isdisjoint("*?[")
-        cameras = [each for each in client.cameras_export(names if named else ()) if in_scope(each.entry.name, names)]
+        exported = client.cameras_export(() if any(map(is_pattern, names)) else names)
+        cameras = [each for each in exported if in_scope(each.entry.name, names)]
         if missing := [name for name in names if not any(in_scope(each.entry.name, [name]) for each in cameras)]:
             raise UnknownCameraError(f"no camera matches {', '.join(missing)}")
         for_each(cameras, set_paused)

@@ -339,7 +339,7 @@ class AlertStore:
         return trimmed
 
     def _evict_delivered(self) -> bool:
-        """Delete the oldest tenth of the delivered events; False if there are none."""
+        """Delete a tenth of the delivered events; False if there are none."""
         done = self._db.execute(f"SELECT COUNT(*) FROM events e WHERE {_DONE}").fetchone()[0]
         if not done:
             return False

@@ -126,6 +126,11 @@ EVERY = ("*",)
 """Scope of every camera, present or future."""
 
 
+def is_pattern(text: str) -> bool:
+    """Whether a text is a shell pattern, and not the name of one camera."""
+    return not set(text).isdisjoint("*?[")
+
+
 def in_scope(camera: str, patterns: Iterable[str]) -> bool:
     """Whether a camera matches one of ``patterns`` (case-sensitive shell patterns)."""
     names, matches = _compiled(tuple(patterns))
@@ -135,7 +140,7 @@ def in_scope(camera: str, patterns: Iterable[str]) -> bool:
 @lru_cache(maxsize=1024)
 def _compiled(patterns: tuple[str, ...]) -> tuple[frozenset[str], Callable[[str], object]]:
     """A scope as one lookup and one match: it may name hundreds of cameras, and is asked for each of thousands."""
-    shells = [pattern for pattern in patterns if set(pattern) & set("*?[")]
+    shells = list(filter(is_pattern, patterns))
     return frozenset(patterns).difference(shells), re.compile("|".join(map(translate, shells)) or "(?!)").match
 
 

@@ -109,13 +109,13 @@ def ago_s(result: AskResult, moment: Moment) -> float:
     return max(0.0, (result.newest - moment.start) / MICROSECONDS)
 
 
-def outcome_body(outcome: AskOutcome, pictures: Sequence[str] = ()) -> dict[str, Any]:
-    """JSON form of a result; ``pictures``: one per moment, in any form, empty where there is none."""
+def outcome_body(outcome: AskOutcome, pictures: Sequence[str | None] = ()) -> dict[str, Any]:
+    """JSON form of a result; ``pictures``: none, or one per moment in any form, None to leave it out."""
     body = jsonable(outcome.result)
     body = {"camera": body.pop("stream"), **body, "conversation": outcome.conversation}
     for number, (moment, entry) in enumerate(zip(outcome.result.moments, body["moments"], strict=True)):
         entry["ago_s"] = ago_s(outcome.result, moment)
-        if pictures:
+        if pictures and pictures[number] is not None:
             entry["picture"] = pictures[number]
     return body
 

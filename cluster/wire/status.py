@@ -21,6 +21,7 @@ from cluster.errors import (
     ForbiddenError,
     NotFoundError,
     NotReadyError,
+    RateLimitError,
     SightlineError,
     SourceError,
     UnauthenticatedError,
@@ -126,6 +127,9 @@ def to_error(error: grpc.RpcError) -> SightlineError:
     """The error that a caller of the server should see; gRPC's own failures become :class:`UnavailableError`."""
     sentence = error.details() or f"the call ended with {error.code().name}"
     if is_ours(error):
+        # It shares its code with CapacityError, but its callers may wait and try again.
+        if (MARK, RateLimitError.__name__) in error.trailing_metadata():
+            return RateLimitError(sentence)
         return _ERRORS.get(error.code(), SightlineError)(sentence)
     if error.code() is Code.CANCELLED:
         # All that core reports if a server has too many pending calls.

@@ -9,6 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from lossy_link import LossyLink
+from rpc_serving import serving
 from sightline.v1 import results_pb2, results_pb2_grpc
 
 from cluster.errors import ConfigError
@@ -26,10 +27,7 @@ def results_server(hub=None):
 
 
 async def test_health_and_reflection():
-    server = results_server()
-    port = server.bind("127.0.0.1", 0)
-    await server.start()
-    async with open_channel(f"127.0.0.1:{port}") as channel:
+    async with serving(ResultsServicer(AnswerHub())) as address, open_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for name in ("", "sightline.v1.Results"):
             reply = await health.Check(health_pb2.HealthCheckRequest(service=name))
@@ -45,7 +43,6 @@ async def test_health_and_reflection():
         await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol="sightline.v1.Results"))
         assert (await call.read()).file_descriptor_response.file_descriptor_proto
         call.cancel()
-    await server.stop(0.0)
 
 
 async def test_a_stopping_server_says_not_serving():
@@ -83,10 +80,11 @@ async def test_a_connection_whose_other_end_is_silent_is_ended(monkeypatch, unti
     quick = [(name, value // 20 if name.endswith("_ms") else value) for name, value in channel.KEEPALIVE]
     monkeypatch.setattr(channel if end == "client" else wire_server, "KEEPALIVE", quick)
     hub = AnswerHub()
-    server = results_server(hub)
-    port = server.bind("127.0.0.1", 0)
-    await server.start()
-    async with LossyLink(f"127.0.0.1:{port}") as link, open_channel(link.address) as to_link:
+    async with (
+        serving(ResultsServicer(hub)) as address,
+        LossyLink(address) as link,
+        open_channel(link.address) as to_link,
+    ):
         call = results_pb2_grpc.ResultsStub(to_link).Watch(results_pb2.WatchRequest())
         await call.initial_metadata()
         link.cut()
@@ -99,17 +97,16 @@ async def test_a_connection_whose_other_end_is_silent_is_ended(monkeypatch, unti
             await until(lambda: not hub._subscriptions, "the call ends", 20.0)
         assert time.monotonic() - before < 20.0, "30 s / 20, and a busy machine"
         call.cancel()
-    await server.stop(0.0)
 
 
 async def test_a_slow_link_is_given_time_to_connect():
-    server = results_server()
-    port = server.bind("127.0.0.1", 0)
-    await server.start()
     # As three round trips of 0.9 s take, of TCP and TLS; an attempt's pause grows to 2.4 s.
-    async with LossyLink(f"127.0.0.1:{port}", delay_s=2.7) as link, open_channel(link.address) as to_link:
+    async with (
+        serving(ResultsServicer(AnswerHub())) as address,
+        LossyLink(address, delay_s=2.7) as link,
+        open_channel(link.address) as to_link,
+    ):
         await asyncio.wait_for(to_link.channel_ready(), 20.0)
-    await server.stop(0.0)
 
 
 async def test_port_in_use():

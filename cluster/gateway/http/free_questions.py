@@ -89,11 +89,7 @@ def _line(body: dict[str, Any]) -> bytes:
 
 def result_body(outcome: AskOutcome) -> dict[str, Any]:
     """A result as JSON, with pictures in base64."""
-    body = outcome_body(outcome, [base64.b64encode(each).decode() for each in outcome.pictures])
-    for entry in body["moments"]:
-        if not entry["picture"]:
-            del entry["picture"]
-    return body
+    return outcome_body(outcome, [base64.b64encode(each).decode() if each else None for each in outcome.pictures])
 
 
 def answer_body(answer: CameraOutcome) -> dict[str, Any]:

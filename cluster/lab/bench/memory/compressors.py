@@ -29,7 +29,7 @@ from cluster.lab.bench.harness import BenchResult, print_progress, timed_calls
 from cluster.lab.bench.memory.footage import CAMERA, Footage, Watched, covered_cells
 from cluster.lab.evaluation.memory.answer import load_head_tokens, open_memory
 from cluster.lab.evaluation.memory.recording import STREAM
-from cluster.lab.evaluation.memory.settings import THINNING, ShareSetting
+from cluster.lab.evaluation.memory.settings import ShareSetting, thinning_compressors
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.lab.scenes.truth import SceneTruth
 from cluster.memory.eviction import compress, join_frames
@@ -58,7 +58,10 @@ def measure_cost(footage: Footage) -> BenchResult:
     for model in dict.fromkeys((args.bench_model, args.model)):
         for watched in footage.watched(model):
             for cap in args.caps:
-                specs = {name: MemorySpec(compressor=name, organiser="frames", retriever="top_k") for name in THINNING}
+                specs = {
+                    name: MemorySpec(compressor=name, organiser="frames", retriever="top_k")
+                    for name in thinning_compressors()
+                }
                 for name, spec in {PRODUCTION: MemorySpec(), **specs}.items():
                     rows.append(_cost_row(model, watched, name, spec, cap))
             print_progress(f"compress: {model} on {watched.clip}")
@@ -160,7 +163,7 @@ def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     # Per layer and head: all tokens, and those held.
     held: dict[str, list[tuple[LayerKV, LayerKV]]] = {}
-    for name in THINNING:
+    for name in thinning_compressors():
         memory, violations = _remember(chunks, ShareSetting(name, "frames", "top_k", share=1 / share))
         held[name] = [
             (LayerKV(*(part[h : h + 1] for part in (layer.key, layer.value, layer.frame, layer.cell))), kept)

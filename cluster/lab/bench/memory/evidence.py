@@ -25,7 +25,7 @@ from cluster.lab.bench.memory.footage import Footage, IntArray, covered_cells
 from cluster.lab.evaluation.memory.answer import filled_memory, load_head_tokens
 from cluster.lab.evaluation.memory.long_scene import LongScene
 from cluster.lab.evaluation.memory.recording import record
-from cluster.lab.evaluation.memory.settings import THINNING, ShareSetting, ours
+from cluster.lab.evaluation.memory.settings import ShareSetting, ours, thinning_compressors
 from cluster.lab.evaluation.metrics import Floats, bootstrap_weights, estimate
 from cluster.lab.evaluation.settings import WindowShape
 from cluster.lab.scenes.actors import CameraSettings
@@ -167,7 +167,7 @@ def found_passages(memory: StreamMemory, watched: Watched) -> Floats:
 def _settings(share: int) -> list[ShareSetting]:
     """Our setting, and every other compressor with our organiser."""
     own = ours(1 / share)
-    others = (name for name in THINNING if name != own.compressor)
+    others = (name for name in thinning_compressors() if name != own.compressor)
     return [own, *(ShareSetting(name, own.organiser, own.retriever, share=1 / share) for name in others)]
 
 

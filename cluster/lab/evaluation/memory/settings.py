@@ -11,8 +11,6 @@ from cluster.registry import compressors, organisers, retrievers
 from cluster.types import MemorySpec
 
 SHARES = (1 / 4, 1 / 8, 1 / 16)
-THINNING = tuple(name for name in compressors.names() if name != "none")
-"""Names of the compressors that drop tokens."""
 GRIDS = ("basic", "quick", "standard")
 
 # Production defaults: "ours".
@@ -21,6 +19,11 @@ _OURS = MemorySpec()
 _NATURAL = {"frames": "rekv", "tokens": "top_k", "resv": "wicsum", "mosaic": "two_stage"}
 # Minimum number of blocks that fill a memory, so that short scenes are compressed as often as long ones.
 _BLOCKS = 4
+
+
+def thinning_compressors() -> list[str]:
+    """Names of the compressors that drop tokens."""
+    return [name for name in compressors.names() if name != "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def memory_grid(name: str) -> list[ShareSetting]:
         raise ConfigError(f"unknown settings {name!r}; there are: {', '.join(GRIDS)}")
     found = [FULL, ours(1.0), *map(ours, SHARES)]
     if name == "quick":
-        found += [ShareSetting(each, _OURS.organiser, _OURS.retriever, share=1 / 8) for each in THINNING]
+        found += [ShareSetting(each, _OURS.organiser, _OURS.retriever, share=1 / 8) for each in thinning_compressors()]
         found += [
             ShareSetting(_OURS.compressor, each, _NATURAL.get(each, _OURS.retriever), share=1 / 8)
             for each in organisers.names()
@@ -105,5 +108,7 @@ def memory_grid(name: str) -> list[ShareSetting]:
     elif name == "standard":
         ways = list(product(organisers.names(), retrievers.names()))
         found += [ShareSetting("none", *way) for way in ways]
-        found += [ShareSetting(each, *way, share=share) for share in SHARES for each in THINNING for way in ways]
+        found += [
+            ShareSetting(each, *way, share=share) for share in SHARES for each in thinning_compressors() for way in ways
+        ]
     return list(dict.fromkeys(found))
