@@ -311,8 +311,9 @@ class Engine(ABC):
             timing=timing,
             computed=done.rows,
             attended=done.attended,
+            omitted=done.omitted,
             tower_flops=each.stream.tower_flops,
-            llm_flops=self.model.llm_flops(round(done.rows), round(done.attended)) + done.reads.flops,
+            llm_flops=self.model.llm_flops(done.rows, done.attended, done.omitted) + done.reads.flops,
             decoded=done.decoded,
             reads=done.reads,
         )

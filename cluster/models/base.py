@@ -199,9 +199,7 @@ class VisionLanguageModel(ABC):
             torch._foreach_copy_(own, sources)
         done = (FrameTokens(a, b, frame.grid) for a, b, frame in zip(own, cells, kept, strict=True))
         nothing = text[:0].clone()
-        return [
-            next(done) if frame.cells.shape[0] else FrameTokens(nothing, frame.cells, frame.grid) for frame in frames
-        ]
+        return [next(done) if len(each.cells) else FrameTokens(nothing, each.cells, each.grid) for each in frames]
 
     def _parts(self, frames: Sequence[PatchBatch]) -> list[list[PatchBatch]]:
         limit = PATCHES_PER_PASS.get(self.device.type, PATCHES_PER_PASS["cuda"])
@@ -435,14 +433,17 @@ class VisionLanguageModel(ABC):
     def tower_flops(self, frames: Sequence[PatchBatch]) -> int:
         """FLOPs of ``encode`` for these frames (multiply-add = 2)."""
 
-    def llm_flops(self, computed: int, attended: int) -> int:
+    def llm_flops(self, computed: float, attended: float, omitted: tuple[float, float] = (0, 0)) -> int:
         """FLOPs of the decoder layers for ``computed`` tokens whose attention spans sum to ``attended``: linear layers
-        and both attention products, without norms, activations, rotary, and the output head, which only the last token
-        of each question passes through."""
-        config = self.text_config
-        per_pair = 4 * config.num_attention_heads * head_size(config) * config.num_hidden_layers
-        return int(2 * computed * self._layer_weights + per_pair * attended)
+        and attention products, without norms, activations, rotary, and the output head, which only each question's last
+        token passes through. ``omitted``: tokens of which the last layer computes projections alone, and their spans' sum.
+        """
+        config, weights, size = self.text_config, self._layer_weights, head_size(self.text_config)
+        heads, projected = config.num_attention_heads, config.num_attention_heads + 2 * config.num_key_value_heads
+        linear = computed * sum(weights) - omitted[0] * (weights[-1] - projected * size * config.hidden_size)
+        flops: int = round(2 * linear + 4 * heads * size * (attended * len(weights) - omitted[1]))
+        return flops
 
     @cached_property
-    def _layer_weights(self) -> int:
-        return sum(linear_weights(layer) for layer in self.layers)
+    def _layer_weights(self) -> list[int]:
+        return [*map(linear_weights, self.layers)]

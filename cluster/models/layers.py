@@ -70,14 +70,20 @@ class DecoderLayer:
         rotary: Rotary | None,
         attend: Attention,
         between: Callable[[Tensor], None] | None = None,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         """``hidden [n, D]`` after the layer; ``between`` is called with it after attention. ``rotary``: per row, see
-        :func:`layer_rotary`; ``None``: queries and keys are not rotated."""
+        :func:`layer_rotary`; ``None``: queries and keys are not rotated. ``wanted [m]``: the rows to return; of the
+        others, only keys and values are computed (and queries, which share their product)."""
         turned, value = self._projections(hidden)
         if rotary is not None:
             turned = rotated(turned, *rotary)
         query, key = torch.split(turned, [self._heads, self._kv_heads], 1)
+        if wanted is not None:
+            query, hidden = query.index_select(0, wanted), hidden.index_select(0, wanted)
         attended = attend(index, query, key, value, self._scale)
+        if not len(hidden):
+            return hidden
         hidden = added(hidden, self._out, attended.flatten(1))
         if between is not None:
             between(hidden)

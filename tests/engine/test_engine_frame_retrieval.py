@@ -147,9 +147,11 @@ def test_after_a_clock_was_set_back_frames_read_what_was_before_it(make_engine, 
     after = watch(engine, [dataclasses.replace(samples[0], fresh=True), *samples[1:4]])
     memory, _ = engine.memories.get_memory("cam")
     assert memory.memory_time(samples[3].pts) > samples[15].pts
-    # By the camera's clock, what came before is after the window. Each frame reads all of it, once.
+    # By the camera's clock, what came before is after the window. Each frame reads all of it, once, in
+    # every layer but the last, which only projects its rows.
     assert memory.frames == sum(sample.tokens > 0 for sample in samples)
-    assert reads(engine).read_tokens == reads(engine).frames * memory.tokens > 0
+    layers = len(engine.model.layers)
+    assert reads(engine).read_tokens * layers == reads(engine).frames * memory.tokens * (layers - 1) > 0
     after += watch(engine, samples[4:])
     assert reads(engine).read_tokens == reads(engine).held_tokens > 0
     # Its memory goes on 10 s after its newest frame.
@@ -274,18 +276,19 @@ def test_costs_come_with_the_window(make_engine, make_camera, reading, model: Vi
     assert without.reads.frames == without.reads.flops == 0
     assert window.computed == without.computed
     layers, heads = len(model.layers), model.text_config.num_key_value_heads
-    # Rows of the last stride's two frames, each of which reads all that has left the window.
+    # Rows of the last stride's two frames, each of which reads all that has left the window, but in the last layer.
     memory, _ = engine.memories.get_memory("cam")
     held = memory.tokens / layers / heads
     rows = window.tokens.new + window.tokens.refreshed
-    assert window.attended - without.attended == pytest.approx(rows * held)
-    assert read.held_tokens == read.read_tokens == pytest.approx(read.frames * memory.tokens)
+    share = (layers - 1) / layers
+    assert window.attended - without.attended == pytest.approx(rows * held * share)
+    assert read.held_tokens == read.read_tokens == pytest.approx(read.frames * memory.tokens * share)
     assert read.bytes > 0
-    assert window.llm_flops == model.llm_flops(round(window.computed), round(window.attended)) + read.flops
+    assert window.llm_flops == model.llm_flops(window.computed, window.attended, window.omitted) + read.flops
     # At least every score of a row and a cluster, twice: predicted, too, in every layer but the first.
     size = engine.pool.k.shape[3]
     clusters = sum(len(head.table) for row in memory.heads for head in row) / heads
-    assert read.flops >= 2 * size * model.text_config.num_attention_heads * rows * clusters
+    assert read.flops >= 2 * size * model.text_config.num_attention_heads * rows * clusters * share
 
 
 def test_a_share_of_the_attention_reads_a_part(make_engine, make_camera, reading) -> None:

@@ -48,6 +48,32 @@ def test_language_model(model):
     assert model.llm_flops(0, 0) == 0
 
 
+@torch.no_grad()
+def test_rows_that_the_last_layer_omits(model):
+    """The others are computed as before."""
+    n, wanted = 50, torch.arange(3, 50, 5)
+    last = len(model.layers) - 1
+    start, embeds = torch.randn(n, model.text_config.hidden_size), model.embed(torch.zeros(n, dtype=torch.int64))
+
+    def attend(_, query, key, value, scale):
+        group = query.shape[1] // key.shape[1]
+        q, k, v = (x.transpose(0, 1) for x in (query, *(x.repeat_interleave(group, 1) for x in (key, value))))
+        return eager_sdpa(q, k, v, scale=scale).transpose(0, 1)
+
+    def run(index, hidden, rows):
+        return model.run_layer(index, hidden, embeds if rows is None else embeds[rows], None, attend, None, rows)
+
+    with FlopCounterMode(display=False) as counter:
+        hidden = start
+        for index in range(last):
+            hidden = run(index, hidden, None)
+        got = run(last, hidden, wanted)
+    gone = n - len(wanted)
+    assert model.llm_flops(n, n * n, (gone, gone * n)) == counter.get_total_flops()
+    torch.testing.assert_close(got, run(last, hidden, None)[wanted])
+    assert run(last, hidden, wanted[:0]).shape == (0, hidden.shape[1])
+
+
 @pytest.mark.parametrize(
     ("name", "billions"),
     [

@@ -290,8 +290,8 @@ class NativeEngine(Engine):
                 query=plan.query,
                 encoded=plan.stream.encoded,
             )
-            rows, attended = progress.rows, progress.attended
-            done.append(ComputedWindow(tokens, scores[i], texts[i], rows, attended, decoded[i], progress.reads))
+            work = progress.rows, progress.attended, decoded[i], progress.reads, progress.omitted
+            done.append(ComputedWindow(tokens, scores[i], texts[i], *work))
         return done
 
     def _plan(self, each: WindowWork) -> WindowPlan:

@@ -47,10 +47,12 @@ class RaggedAttention:
     others: Tensor | None = None
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """``query [n, H, d]``, ``key, value [n, Hkv, d]``, all after rotary -> ``[n, H, d]``."""
+        """``query [m, H, d]``, ``key, value [n, Hkv, d]``, all after rotary -> ``[m, H, d]``."""
         stored_k, stored_v = self.pool.k[layer], self.pool.v[layer]
         stored_k.index_copy_(0, self.rows, key)
         stored_v.index_copy_(0, self.rows, value)
+        if not len(query):
+            return query
         query = query.transpose(0, 1)
         if self.watched is not None:
             seen = query.index_select(1, self.watched)
@@ -100,12 +102,14 @@ class StreamPass:
 
 @dataclass(slots=True)
 class PassStats:
-    """Work of one stream in one pass, summed over layers: rows, and attended pairs of row and slot."""
+    """Work of one stream in one pass, summed over layers: rows, and attended pairs of row and slot. ``omitted``: the
+    window rows and their pairs of the last layer, which only projects them; the sums include them."""
 
     layers: int
     rows: int = 0
     attended: int = 0
     narrowable_rows: int = 0
+    omitted: tuple[int, int] = (0, 0)
 
     def mean(self, total: float) -> float:
         return total / self.layers if self.layers else 0.0
@@ -142,13 +146,11 @@ class _Rows:
 
     def _build_runs(self) -> None:
         window, tail = causal_runs(self.slots), self.stream.tail_runs
-        self.attended = sum(run.attended for run in (*window, *tail))
+        self.window_attended = sum(run.attended for run in window)
+        self.attended = self.window_attended + sum(run.attended for run in tail)
         # Rows that the kernel does not compute come first.
         self.past_rows = len(self.slots) if self.stream.past is not None else 0
-        if self.past_rows:
-            self.runs = list(tail)
-        else:
-            self.runs = [*window, *(run.moved(len(self.slots)) for run in tail)]
+        self.runs = [*window, *(run.moved(len(self.slots)) for run in tail)]
 
     def count_layers(self, until: int) -> None:
         """Account for the layers up to ``until`` (exclusive) that these rows went through since the last call."""
@@ -171,20 +173,29 @@ class _Rows:
 
 
 def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], kernel: Kernel[Any]) -> list[PassResult]:
-    """Run the rows of all streams through all layers, writing their KV to the pool."""
+    """Run the rows of all streams through all layers, writing their KV to the pool.
+
+    Nothing reads window rows after the last layer, which therefore only projects them to keys and values.
+    """
     rows = [_Rows(stream) for stream in streams]
     embeds = torch.cat([stream.embeds for stream in streams])
     hidden = embeds[:, : model.text_config.hidden_size]
     cos, sin = (part.to(hidden.dtype) for part in model.rotary(torch.cat([each.positions for each in streams], dim=1)))
-    ragged, rotary = _attention(rows, hidden, kernel, cos, sin), layer_rotary(cos, sin)
-    layers = len(model.layers)
+    ragged, _ = _attention(rows, hidden, kernel, cos, sin)
+    rotary, layers = layer_rotary(cos, sin), len(model.layers)
     for index in range(layers):
         if not len(hidden):
             # Before a window's end there are no questions, and narrowing may leave no rows.
             break
         narrowing = [i for i, r in enumerate(rows) if _narrows(r, index, layers - 1)]
         before = {i: _narrowable_kv(rows[i], index) for i in narrowing}
-        predict = partial(ragged.predict, index + 1) if ragged.past and index < layers - 1 else None
+        if index == layers - 1:
+            _distribute_queries(rows, ragged, cos, sin)
+            ragged, tail = _attention(rows, hidden, kernel, cos, sin, last=True)
+            cos, sin, embeds = (part.index_select(0, tail) for part in (cos, sin, embeds))
+            hidden = model.run_layer(index, hidden, embeds, rotary, ragged, None, tail)
+            break
+        predict = partial(ragged.predict, index + 1) if ragged.past and index < layers - 2 else None
         hidden = model.run_layer(index, hidden, embeds, rotary, ragged, predict)
         if narrowing:
             for each in rows:
@@ -199,19 +210,24 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
             hidden, embeds = hidden.index_select(0, kept), embeds.index_select(0, kept)
             cos, sin = cos.index_select(0, kept), sin.index_select(0, kept)
             if len(kept):
-                ragged, rotary = _attention(rows, hidden, kernel, cos, sin), layer_rotary(cos, sin)
+                ragged, _ = _attention(rows, hidden, kernel, cos, sin)
+                rotary = layer_rotary(cos, sin)
     _distribute_queries(rows, ragged, cos, sin)
     results: list[PassResult] = []
     end = 0
     for each in rows:
         each.count_layers(layers)
-        end += len(each)
-        tail = hidden[end - len(each.stream.tail_slots) : end]
-        results.append(PassResult(tail, each.slots, each.stats, each.queries))
+        each.stats.omitted = len(each.slots), each.window_attended
+        first, end = end, end + len(each.stream.tail_slots)
+        results.append(PassResult(hidden[first:end], each.slots, each.stats, each.queries))
     return results
 
 
-def _attention(rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any], cos: Tensor, sin: Tensor) -> RaggedAttention:
+def _attention(
+    rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any], cos: Tensor, sin: Tensor, *, last: bool = False
+) -> tuple[RaggedAttention, Tensor]:
+    """Attention of these rows, and the indices of those that the kernel computes. ``last``: of the last layer, which
+    has no queries of window rows."""
     pool = rows[0].stream.pool
     runs: list[list[Run]] = []
     # Pool slots of all rows, and indices of the watched rows among those still in the pass.
@@ -222,25 +238,26 @@ def _attention(rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any], cos: Te
     # Number of preceding rows: all, and those that the kernel computes.
     first = inner = 0
     for each in rows:
-        runs.append([run.moved(inner) for run in each.runs])
+        skipped = len(each.slots) if last else each.past_rows
+        runs.append([run.moved(inner) for run in (each.stream.tail_runs if skipped else each.runs)])
         slots.append(each.stream.table[np.concatenate((each.slots, each.stream.tail_slots))])
-        watched.append(each.stream.watched + len(each.slots) + first)
-        others.append(np.arange(first + each.past_rows, first + len(each)))
-        if each.stream.past is not None and each.past_rows:
+        watched.append(each.stream.watched + (inner if last else first + len(each.slots)))
+        others.append(np.arange(first + skipped, first + len(each)))
+        if each.stream.past is not None and each.past_rows and not last:
             past.append(each.stream.past.place(pool, each.stream.table, each.slots, first, cos, sin))
         first += len(each)
-        inner += len(each) - each.past_rows
-    prepared = kernel.prepare([each.stream.table for each in rows], runs, like)
-    wanted = np.concatenate(watched)
-    return RaggedAttention(
+        inner += len(each) - skipped
+    wanted, computed = np.concatenate(watched), pool.index(np.concatenate(others))
+    ragged = RaggedAttention(
         pool,
         pool.index(np.concatenate(slots)),
         kernel,
-        prepared,
+        kernel.prepare([each.stream.table for each in rows], runs, like) if inner else None,
         pool.index(wanted) if len(wanted) else None,
         past=past,
-        others=pool.index(np.concatenate(others)) if past else None,
+        others=computed if past else None,
     )
+    return ragged, computed
 
 
 def _distribute_queries(rows: Sequence[_Rows], ragged: RaggedAttention, cos: Tensor, sin: Tensor) -> None:

@@ -107,5 +107,6 @@ def _joined(parts: Sequence[PassResult]) -> PassResult:
         rows=sum(part.stats.rows for part in parts),
         attended=sum(part.stats.attended for part in parts),
         narrowable_rows=sum(part.stats.narrowable_rows for part in parts),
+        omitted=(sum(part.stats.omitted[0] for part in parts), sum(part.stats.omitted[1] for part in parts)),
     )
     return PassResult(last.hidden, np.concatenate([part.slots for part in parts]), stats, last.queries)

@@ -186,6 +186,7 @@ def commit_plan(plan: WindowPlan, result: PassResult) -> WindowProgress:
     progress.refreshed += stats.mean(stats.narrowable_rows)
     progress.rows += stats.mean(stats.rows)
     progress.attended += stats.mean(stats.attended)
+    progress.omitted = progress.omitted[0] + stats.omitted[0], progress.omitted[1] + stats.omitted[1]
     if plan.work.past is not None:
         progress.attended += stats.mean(plan.work.past.attended)
         progress.reads.add(plan.work.past.reads)

@@ -14,7 +14,8 @@ class WindowStats:
     """Work done for one computed window. FLOPs as the model counts them (multiply-add = 2).
 
     ``computed``: rows through the language model; ``attended``: pairs of a row and a slot it attended to; both averaged
-    over layers (a narrowing policy computes fewer rows in deeper ones). ``decoded``: explanation tokens, which are not
+    over layers (a narrowing policy computes fewer rows in deeper ones). ``omitted``: of both, what the last layer
+    omits, as nothing reads its output for window rows. ``decoded``: explanation tokens, which are not
     in ``llm_flops``. ``reads``: what the window's frames read of the past, which ``attended`` includes.
     """
 
@@ -24,6 +25,7 @@ class WindowStats:
     timing: Timing
     computed: float
     attended: float
+    omitted: tuple[float, float]
     tower_flops: int
     llm_flops: int
     decoded: int
@@ -61,7 +63,7 @@ class ComputedWindow:
     """Result of one :class:`WindowWork`.
 
     * ``scores``, ``texts``: one per question; a text is ``None`` if no explanation was requested
-    * ``rows``: ``computed`` of :class:`WindowStats`; ``attended``, ``decoded``, ``reads``: the same there
+    * ``rows``: ``computed`` of :class:`WindowStats`; ``attended``, ``decoded``, ``reads``, ``omitted``: the same there
     """
 
     tokens: TokenCount
@@ -71,6 +73,7 @@ class ComputedWindow:
     attended: float
     decoded: int = 0
     reads: FrameReads = field(default_factory=FrameReads)
+    omitted: tuple[float, float] = (0, 0)
 
 
 def last_valid_answers(stream: Stream, end: int) -> LastWindow | None:

@@ -126,7 +126,7 @@ class WindowProgress:
 
     * ``window``: its number; ``opening``: pts of its first frame
     * ``overlap``: tokens with KV from earlier windows; ``refreshed``: of them, recomputed ones (mean over layers)
-    * ``rows``, ``attended``, ``reads``: as in ``WindowStats``
+    * ``rows``, ``attended``, ``omitted``, ``reads``: as in ``WindowStats``
     """
 
     window: int
@@ -135,6 +135,7 @@ class WindowProgress:
     refreshed: float = 0.0
     rows: float = 0.0
     attended: float = 0.0
+    omitted: tuple[float, float] = (0, 0)
     reads: FrameReads = field(default_factory=FrameReads)
 
 
@@ -317,9 +318,8 @@ class Stream:
         pool = self.kv.pool
         if pool is None or not len(self.kv):
             return
-        frames = [
-            frame for frame in self.frames if frame.tokens is not None and frame.tokens.embeds.device.type != "cpu"
-        ]
+        known = [frame for frame in self.frames if frame.tokens is not None]
+        frames = [frame for frame in known if encoded_tokens(frame).embeds.device.type != "cpu"]
         if frames:
             embeds = [encoded_tokens(frame).embeds for frame in frames]
             with pool.copies.outward():

@@ -75,8 +75,9 @@ def platform_costs(name: str) -> CostModel:
         + 2.0 * linear_weights(shape.model) / (platform.memory * MEMORY),
         window_s=WINDOW_S,
         encoded_s=2.0 * of_token / linear + 4.0 * merge * config.hidden_size * seen / attention,
-        computed_s=shape.llm_flops(1, 0) / linear,
-        attended_s=shape.llm_flops(0, 1) / attention,
+        # Nearly all rows are a window's, whose last layer is mostly omitted.
+        computed_s=shape.llm_flops(1, 0, (1, 0)) / linear,
+        attended_s=shape.llm_flops(0, 1, (0, 1)) / attention,
         spread=0.10,
         error=ERROR,
         window_tokens=pool // slot,

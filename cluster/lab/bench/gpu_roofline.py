@@ -62,12 +62,14 @@ CARDS = (
 
 @dataclass(frozen=True, slots=True)
 class WindowLoad:
-    """Means over a clip's full-length windows: rows ``computed``, ``attended`` slots over all rows, ``slots`` held; per
-    stride: ``patches``, ``patch_bytes``, ``tower_flops``."""
+    """Means over a clip's full-length windows: rows ``computed``, ``attended`` slots over all rows, of both what the
+    last layer ``omitted``, ``slots`` held; per stride: ``patches``, ``patch_bytes``,
+    ``tower_flops``."""
 
     clip: str
     computed: float
     attended: float
+    omitted: tuple[float, float]
     slots: float
     patches: float
     patch_bytes: float
@@ -104,6 +106,10 @@ def _load(shape: str, model: VisionLanguageModel, clip: Path) -> WindowLoad:
         clip=clip.stem,
         computed=statistics.fmean(window.computed for window in windows),
         attended=statistics.fmean(window.attended for window in windows),
+        omitted=(
+            statistics.fmean(window.omitted[0] for window in windows),
+            statistics.fmean(window.omitted[1] for window in windows),
+        ),
         slots=statistics.fmean(window.tokens.kept + window.tokens.query for window in windows),
         patches=sum(len(each.patches) for each in patches) / strides,
         patch_bytes=sum(each.patches.nbytes for each in patches) / strides,
@@ -129,7 +135,8 @@ def _row(model: VisionLanguageModel, card: Card, load: WindowLoad, precision: st
     fp8 = precision == "fp8"
     width, dense = (1, card.fp8) if fp8 else (2, card.bf16)
     config, weights = model.text_config, list(model.model.parameters())
-    linear, attention = model.llm_flops(round(load.computed), 0), model.llm_flops(0, round(load.attended))
+    omitted, pairs = load.omitted
+    linear, attention = model.llm_flops(load.computed, 0, (omitted, 0)), model.llm_flops(0, load.attended, (0, pairs))
     layers = sum(weight.numel() for layer in model.layers for weight in layer.parameters())
     tower = sum(weight.numel() for weight in weights if weight.shape[0] != config.vocab_size) - layers
     # Embeddings and output head stay bf16 and are separate, as published, though a shape ties them.
