@@ -436,8 +436,7 @@ class VisionLanguageModel(ABC):
     def llm_flops(self, computed: float, attended: float, omitted: tuple[float, float] = (0, 0)) -> int:
         """FLOPs of the decoder layers for ``computed`` tokens whose attention spans sum to ``attended``: linear layers
         and attention products, without norms, activations, rotary, and the output head, which only each question's last
-        token passes through. ``omitted``: tokens of which the last layer computes projections alone, and their spans' sum.
-        """
+        token passes through. ``omitted``: tokens that the last layer only projects, and the sum of their spans."""
         config, weights, size = self.text_config, self._layer_weights, head_size(self.text_config)
         heads, projected = config.num_attention_heads, config.num_attention_heads + 2 * config.num_key_value_heads
         linear = computed * sum(weights) - omitted[0] * (weights[-1] - projected * size * config.hidden_size)

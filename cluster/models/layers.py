@@ -73,17 +73,17 @@ class DecoderLayer:
         wanted: Tensor | None = None,
     ) -> Tensor:
         """``hidden [n, D]`` after the layer; ``between`` is called with it after attention. ``rotary``: per row, see
-        :func:`layer_rotary`; ``None``: queries and keys are not rotated. ``wanted [m]``: the rows to return; of the
-        others, only keys and values are computed (and queries, which share their product)."""
+        :func:`layer_rotary`; ``None``: queries and keys are not rotated. ``wanted [m]``: the rows to return, those for
+        which ``attend`` then returns attention; others are only projected."""
         turned, value = self._projections(hidden)
         if rotary is not None:
             turned = rotated(turned, *rotary)
         query, key = torch.split(turned, [self._heads, self._kv_heads], 1)
-        if wanted is not None:
-            query, hidden = query.index_select(0, wanted), hidden.index_select(0, wanted)
         attended = attend(index, query, key, value, self._scale)
-        if not len(hidden):
-            return hidden
+        if wanted is not None:
+            hidden = hidden.index_select(0, wanted)
+            if not len(wanted):
+                return hidden
         hidden = added(hidden, self._out, attended.flatten(1))
         if between is not None:
             between(hidden)

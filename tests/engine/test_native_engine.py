@@ -61,9 +61,8 @@ def test_timing_and_stats_describe_the_step(engine, make_camera, make_spec) -> N
     computed = answer.tokens.computed
     # A first window is one causal run over everything.
     attended = sum(system + i + 1 for i in range(computed))
-    # The last layer does nothing with its rows but project them.
-    kept = answer.tokens.kept
-    assert window.omitted == (kept, sum(system + i + 1 for i in range(kept)))
+    # The last layer only projects all rows but the question's last one.
+    assert window.omitted == (computed - 1, attended - (system + computed))
     assert engine.stats.llm_flops == model.llm_flops(computed, attended, window.omitted)
     assert engine.stats.tower_flops > 0
 

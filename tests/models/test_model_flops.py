@@ -55,12 +55,13 @@ def test_rows_that_the_last_layer_omits(model):
     last = len(model.layers) - 1
     start, embeds = torch.randn(n, model.text_config.hidden_size), model.embed(torch.zeros(n, dtype=torch.int64))
 
-    def attend(_, query, key, value, scale):
-        group = query.shape[1] // key.shape[1]
-        q, k, v = (x.transpose(0, 1) for x in (query, *(x.repeat_interleave(group, 1) for x in (key, value))))
-        return eager_sdpa(q, k, v, scale=scale).transpose(0, 1)
-
     def run(index, hidden, rows):
+        def attend(_, query, key, value, scale):
+            group = query.shape[1] // key.shape[1]
+            query = query if rows is None else query[rows]
+            q, k, v = (x.transpose(0, 1) for x in (query, *(x.repeat_interleave(group, 1) for x in (key, value))))
+            return eager_sdpa(q, k, v, scale=scale).transpose(0, 1)
+
         return model.run_layer(index, hidden, embeds if rows is None else embeds[rows], None, attend, None, rows)
 
     with FlopCounterMode(display=False) as counter:

@@ -326,9 +326,7 @@ class NativeEngine(Engine):
         self, plans: Sequence[WindowPlan], results: Sequence[PassResult]
     ) -> tuple[list[list[float]], list[list[int]]]:
         """Scores and first answer tokens of all questions; also hands the watched queries to the memories."""
-        ends = [self.pool.index(np.cumsum([len(prompt) for prompt in plan.prompts]) - 1) for plan in plans]
-        rows = [result.hidden[last] for result, last in zip(results, ends, strict=True)]
-        logits = self.model.logits(torch.cat(rows))
+        logits = self.model.logits(torch.cat([result.hidden for result in results]))
         wanted = torch.stack((self._score(logits).double(), logits.argmax(dim=1).double()))
         with nullcontext() if self.memories is None else self.memories.writer.engine_waits():
             # Scores and first tokens in one device read.

@@ -6,7 +6,7 @@ The layers' attention is replaced by one that writes keys and values to the pool
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ class RaggedAttention:
       by key head; ``None``: no rows
     * ``past``: rows that also read the past, not computed by ``kernel``; ``others`` ``[o]`` int64: the rows that
       ``kernel`` computes; ``None``: all
+    * ``last``: of the last layer, where only ``others`` are computed
     """
 
     pool: KVPool
@@ -45,24 +46,28 @@ class RaggedAttention:
     queries: list[Tensor] = field(default_factory=list)
     past: Sequence[PlacedFrames] = ()
     others: Tensor | None = None
+    last: bool = False
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """``query [m, H, d]``, ``key, value [n, Hkv, d]``, all after rotary -> ``[m, H, d]``."""
+        """``query [n, H, d]``, ``key, value [n, Hkv, d]``, all after rotary -> ``[n, H, d]``; if ``last``, the rows
+        ``others`` of it."""
         stored_k, stored_v = self.pool.k[layer], self.pool.v[layer]
         stored_k.index_copy_(0, self.rows, key)
         stored_v.index_copy_(0, self.rows, value)
-        if not len(query):
-            return query
         query = query.transpose(0, 1)
         if self.watched is not None:
             seen = query.index_select(1, self.watched)
             self.queries.append(seen.view(key.shape[1], -1, *seen.shape[1:]))
         if self.others is None:
             return self.kernel.attend(self.prepared, query, stored_k, stored_v, scale)
-        out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
+        rows = query.index_select(1, self.others)
+        found = rows.transpose(0, 1)
         if len(self.others):
-            rows = query.index_select(1, self.others)
-            out.index_copy_(0, self.others, self.kernel.attend(self.prepared, rows, stored_k, stored_v, scale))
+            found = self.kernel.attend(self.prepared, rows, stored_k, stored_v, scale)
+        if self.last:
+            return found
+        out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
+        out.index_copy_(0, self.others, found)
         for each in self.past:
             each.attend(layer, query, stored_k, stored_v, scale, out)
         return out
@@ -80,7 +85,7 @@ class StreamPass:
     * ``pool``: shared by all streams of the pass
     * ``table`` ``[slots]``: pool slots of the window, in attention order
     * ``slots`` ``[v]``: indices into ``table`` of the window rows, ascending
-    * ``tail_slots`` ``[m]``, ``tail_runs``: the rows after them (questions), and runs whose row 0 is the first of these
+    * ``tail_slots`` ``[m]``, ``tail_runs``: the rows after them, and one run per question; row 0 is the first of these
     * ``embeds`` ``[v + m, W]``, ``positions`` ``[3, v + m]`` int64 in the stream's own time, on the host
     * ``narrowing``: may drop rows between layers, among ``narrowable`` (ascending indices into ``slots``)
     * ``watched``: indices into ``tail_slots`` of rows whose unrotated queries are recorded
@@ -102,8 +107,8 @@ class StreamPass:
 
 @dataclass(slots=True)
 class PassStats:
-    """Work of one stream in one pass, summed over layers: rows, and attended pairs of row and slot. ``omitted``: the
-    window rows and their pairs of the last layer, which only projects them; the sums include them."""
+    """Work of one stream in one pass, summed over layers: rows, and attended pairs of row and slot. ``omitted``: rows
+    and pairs that the last layer omits, but the sums include."""
 
     layers: int
     rows: int = 0
@@ -119,7 +124,7 @@ class PassStats:
 class PassResult:
     """Output of a pass for one stream.
 
-    * ``hidden`` ``[m, D]``: tail rows after the last layer
+    * ``hidden`` ``[q, D]``: the last row of each question after the last layer
     * ``slots``: indices into its table of the window rows that went through all layers
     * ``queries``: per layer, unrotated queries ``[Hkv, G w, d]`` of the watched rows; empty if there are none
     """
@@ -146,11 +151,13 @@ class _Rows:
 
     def _build_runs(self) -> None:
         window, tail = causal_runs(self.slots), self.stream.tail_runs
-        self.window_attended = sum(run.attended for run in window)
-        self.attended = self.window_attended + sum(run.attended for run in tail)
+        self.attended = sum(run.attended for run in (*window, *tail))
         # Rows that the kernel does not compute come first.
         self.past_rows = len(self.slots) if self.stream.past is not None else 0
-        self.runs = [*window, *(run.moved(len(self.slots)) for run in tail)]
+        if self.past_rows:
+            self.runs = list(tail)
+        else:
+            self.runs = [*window, *(run.moved(len(self.slots)) for run in tail)]
 
     def count_layers(self, until: int) -> None:
         """Account for the layers up to ``until`` (exclusive) that these rows went through since the last call."""
@@ -175,14 +182,14 @@ class _Rows:
 def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], kernel: Kernel[Any]) -> list[PassResult]:
     """Run the rows of all streams through all layers, writing their KV to the pool.
 
-    Nothing reads window rows after the last layer, which therefore only projects them to keys and values.
+    Only the last row of each question is read after the last layer, which only projects the others to keys and values.
     """
     rows = [_Rows(stream) for stream in streams]
     embeds = torch.cat([stream.embeds for stream in streams])
     hidden = embeds[:, : model.text_config.hidden_size]
     cos, sin = (part.to(hidden.dtype) for part in model.rotary(torch.cat([each.positions for each in streams], dim=1)))
-    ragged, _ = _attention(rows, hidden, kernel, cos, sin)
-    rotary, layers = layer_rotary(cos, sin), len(model.layers)
+    ragged, rotary = _attention(rows, hidden, kernel, cos, sin), layer_rotary(cos, sin)
+    layers = len(model.layers)
     for index in range(layers):
         if not len(hidden):
             # Before a window's end there are no questions, and narrowing may leave no rows.
@@ -190,10 +197,8 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
         narrowing = [i for i, r in enumerate(rows) if _narrows(r, index, layers - 1)]
         before = {i: _narrowable_kv(rows[i], index) for i in narrowing}
         if index == layers - 1:
-            _distribute_queries(rows, ragged, cos, sin)
-            ragged, tail = _attention(rows, hidden, kernel, cos, sin, last=True)
-            cos, sin, embeds = (part.index_select(0, tail) for part in (cos, sin, embeds))
-            hidden = model.run_layer(index, hidden, embeds, rotary, ragged, None, tail)
+            ragged, wanted = _last_attention(rows, ragged, hidden)
+            hidden = model.run_layer(index, hidden, embeds.index_select(0, wanted), rotary, ragged, None, wanted)
             break
         predict = partial(ragged.predict, index + 1) if ragged.past and index < layers - 2 else None
         hidden = model.run_layer(index, hidden, embeds, rotary, ragged, predict)
@@ -210,24 +215,20 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
             hidden, embeds = hidden.index_select(0, kept), embeds.index_select(0, kept)
             cos, sin = cos.index_select(0, kept), sin.index_select(0, kept)
             if len(kept):
-                ragged, _ = _attention(rows, hidden, kernel, cos, sin)
-                rotary = layer_rotary(cos, sin)
+                ragged, rotary = _attention(rows, hidden, kernel, cos, sin), layer_rotary(cos, sin)
     _distribute_queries(rows, ragged, cos, sin)
     results: list[PassResult] = []
     end = 0
     for each in rows:
         each.count_layers(layers)
-        each.stats.omitted = len(each.slots), each.window_attended
-        first, end = end, end + len(each.stream.tail_slots)
+        read = [_last_row(run, row) for row, run in enumerate(each.stream.tail_runs)]
+        each.stats.omitted = len(each) - len(read), each.attended - sum(run.attended for run in read)
+        first, end = end, end + len(read)
         results.append(PassResult(hidden[first:end], each.slots, each.stats, each.queries))
     return results
 
 
-def _attention(
-    rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any], cos: Tensor, sin: Tensor, *, last: bool = False
-) -> tuple[RaggedAttention, Tensor]:
-    """Attention of these rows, and the indices of those that the kernel computes. ``last``: of the last layer, which
-    has no queries of window rows."""
+def _attention(rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any], cos: Tensor, sin: Tensor) -> RaggedAttention:
     pool = rows[0].stream.pool
     runs: list[list[Run]] = []
     # Pool slots of all rows, and indices of the watched rows among those still in the pass.
@@ -238,26 +239,46 @@ def _attention(
     # Number of preceding rows: all, and those that the kernel computes.
     first = inner = 0
     for each in rows:
-        skipped = len(each.slots) if last else each.past_rows
-        runs.append([run.moved(inner) for run in (each.stream.tail_runs if skipped else each.runs)])
+        runs.append([run.moved(inner) for run in each.runs])
         slots.append(each.stream.table[np.concatenate((each.slots, each.stream.tail_slots))])
-        watched.append(each.stream.watched + (inner if last else first + len(each.slots)))
-        others.append(np.arange(first + skipped, first + len(each)))
-        if each.stream.past is not None and each.past_rows and not last:
+        watched.append(each.stream.watched + len(each.slots) + first)
+        others.append(np.arange(first + each.past_rows, first + len(each)))
+        if each.stream.past is not None and each.past_rows:
             past.append(each.stream.past.place(pool, each.stream.table, each.slots, first, cos, sin))
         first += len(each)
-        inner += len(each) - skipped
-    wanted, computed = np.concatenate(watched), pool.index(np.concatenate(others))
-    ragged = RaggedAttention(
+        inner += len(each) - each.past_rows
+    prepared = kernel.prepare([each.stream.table for each in rows], runs, like)
+    wanted = np.concatenate(watched)
+    return RaggedAttention(
         pool,
         pool.index(np.concatenate(slots)),
         kernel,
-        kernel.prepare([each.stream.table for each in rows], runs, like) if inner else None,
+        prepared,
         pool.index(wanted) if len(wanted) else None,
         past=past,
-        others=computed if past else None,
+        others=pool.index(np.concatenate(others)) if past else None,
     )
-    return ragged, computed
+
+
+def _last_attention(rows: Sequence[_Rows], ragged: RaggedAttention, like: Tensor) -> tuple[RaggedAttention, Tensor]:
+    """Attention of the last layer, and the rows that it computes: the last one of each question."""
+    runs: list[list[Run]] = []
+    computed: list[int] = []
+    first = 0
+    for each in rows:
+        tail = each.stream.tail_runs
+        runs.append([_last_row(run, len(computed) + row) for row, run in enumerate(tail)])
+        computed += [first + len(each.slots) + run.row + run.count - 1 for run in tail]
+        first += len(each)
+    tables = [each.stream.table for each in rows]
+    prepared = ragged.kernel.prepare(tables, runs, like) if computed else None
+    wanted = ragged.pool.index(np.array(computed, np.int64))
+    return replace(ragged, prepared=prepared, past=(), others=wanted, last=True), wanted
+
+
+def _last_row(run: Run, row: int) -> Run:
+    """The last row of a run, as row ``row``."""
+    return replace(run, row=row, count=1)
 
 
 def _distribute_queries(rows: Sequence[_Rows], ragged: RaggedAttention, cos: Tensor, sin: Tensor) -> None:

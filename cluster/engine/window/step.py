@@ -15,7 +15,7 @@ class WindowStats:
 
     ``computed``: rows through the language model; ``attended``: pairs of a row and a slot it attended to; both averaged
     over layers (a narrowing policy computes fewer rows in deeper ones). ``omitted``: of both, what the last layer
-    omits, as nothing reads its output for window rows. ``decoded``: explanation tokens, which are not
+    omits, as only each question's last row is read after it. ``decoded``: explanation tokens, which are not
     in ``llm_flops``. ``reads``: what the window's frames read of the past, which ``attended`` includes.
     """
 
