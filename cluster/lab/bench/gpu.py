@@ -367,10 +367,9 @@ def _count_launches(shape: str, layers: int, cuda: FakeCuda) -> dict[str, float]
         if depth == layers:
             found["syncs_per_step"] = max(found.get("syncs_per_step", 0.0), float(cuda.syncs))
             found["bytes_per_stream"] = float(max(map(rig.engine.device_bytes, names)))
-    # A stride whose frames all read the past.
-    counted = zip(_read_past(shape, layers, cuda), _read_past(shape, layers // 2, cuda), strict=True)
-    per_layer = [(whole - half) / (layers - layers // 2) for whole, half in counted]
-    found["launches_per_layer_past"], found["reads_per_layer_past"] = per_layer
+    # A stride whose frames all read the past, in every layer but the last.
+    counted = zip(_read_past(shape, layers + 1, cuda), _read_past(shape, layers, cuda), strict=True)
+    found["launches_per_layer_past"], found["reads_per_layer_past"] = (deeper - other for deeper, other in counted)
     idle = _idle_windows(shape, layers).engine
     found["bytes_per_idle_stream"] = float(max(map(idle.device_bytes, ("camera", "other"))))
     found["host_loads_shown"] = 1.0 - idle.idle.loads_ahead / max(1, idle.idle.loads)
