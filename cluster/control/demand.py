@@ -30,7 +30,7 @@ class Demand:
     * ``frame_tokens``: visual tokens of one unpruned frame; a frame is ``temporal`` samples
     * ``kept``: fraction of these that a frame between anchors keeps
     * ``busy``: fraction of windows that the static gate passes
-    * ``refresh_budget``: fraction of the overlap that is recomputed; ``None``: its anchors
+    * ``refresh_budget``: fraction of the overlap that is recomputed; ``None``: its anchors, once per opening frame
     * ``waiting_bytes``: of its memory's waiting frames on the replica's device; 0 without a memory
     * ``rate``: measured windows per second divided by ``1 / stride_s``
     """
@@ -111,7 +111,9 @@ def work(demand: Demand, rung: Rung, *, gated: float | None = None, missed: floa
     anchors = (kept - new) * min(1.0, whole / _share(demand, rung))
     deferred = min(anchors, gated * stride_s * fps / demand.temporal * whole * demand.frame_tokens)
     rest = kept - new - deferred
-    refreshed = anchors - deferred if demand.refresh_budget is None else demand.refresh_budget * rest
+    # A window opens with the same anchor as the last one until an interval has passed.
+    moved = min(1.0, (1 + missed + gated) * stride_s / demand.anchor_interval_s)
+    refreshed = moved * (anchors - deferred) if demand.refresh_budget is None else demand.refresh_budget * rest
     if rung.refresh_budget is not None:
         refreshed = min(refreshed, rung.refresh_budget * rest)
     query = demand.questions * demand.query_tokens

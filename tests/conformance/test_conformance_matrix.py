@@ -84,6 +84,31 @@ def test_a_budget_of_everything_equals_all(model: VisionLanguageModel, camera: S
         close(runs[policy][window], logits)
 
 
+@pytest.mark.parametrize(
+    ("model", "policy"),
+    [(FAMILIES[n % len(FAMILIES)], name) for n, name in enumerate(BUDGETED) if name not in NARROWING],
+    indirect=["model"],
+)
+def test_what_is_not_computed_again_would_have_stayed_as_it_is(
+    model: VisionLanguageModel, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(k) Against the same selection computed whole. Every other window opens with the same frame as the one before."""
+    camera, runs = camera_of(model, kept=0.4, empty=0.2), []
+    for budgeted in (True, False):
+        monkeypatch.setattr(refresh_policies.get(policy), "budgeted", budgeted)
+        driver = Driver(NativeEngine(model))
+        driver.engine.admit(spec_of(refresh=policy))
+        runs.append(driver.run(take(camera, 20)))
+    ours, whole = map(logits_of, runs)
+    for window, logits in whole.items():
+        close(ours[window], logits)
+    refreshed, selected = ([each.answers[0].tokens.refreshed for each in records] for records in runs)
+    assert all(few <= many for few, many in zip(refreshed, selected, strict=True))
+    assert min(selected[5:]) > 0
+    if policy == "anchors":
+        assert [tokens > 0 for tokens in refreshed[5:]] == [True, False, True, False, True]
+
+
 def test_streams_together_equal_streams_alone(model: VisionLanguageModel) -> None:
     """(d) Different policies, masks, questions and phases in one pass."""
     settings = list(zip(POLICIES, np.linspace(0.0, 1.0, len(POLICIES)), strict=True))
@@ -275,13 +300,14 @@ def test_what_is_computed_follows_the_definition(
 ) -> None:
     """The oracle above trusts the plan's choice of tokens; here it is worked out from the samples."""
     driver.engine.admit(spec_of(refresh=policy))
-    seen = 0
+    seen = opened = 0
     for record in driver.run(take(camera, 20)):
-        sliding = record.plan.frames[0].index > 0
+        # With the opening of the last window, KV is what computing it again would give.
+        sliding = record.plan.frames[0].index != opened
         expected = []
         for frame in record.plan.frames:
             old = frame.index < seen
             wanted = not old or (policy == "anchors" and sliding and frame.index % 4 == 0)
             expected += [wanted] * len(frame.tokens)
         assert record.plan.computed.tolist() == expected
-        seen = record.plan.frames[-1].index + 1
+        seen, opened = record.plan.frames[-1].index + 1, record.plan.frames[0].index

@@ -21,15 +21,17 @@ def test_work_by_hand() -> None:
         window_s=8.0, stride_s=2.0, fps=2.0, frame_tokens=100, kept=0.2, anchor_interval_s=4.0, questions=2,
         query_tokens=10,
     )  # fmt: skip
-    # 40 tokens a frame: 320 in the window, 80 new, and of the 240 others the anchors' share, 25 of 40, again.
+    # 40 tokens a frame: 320 in the window, 80 new, and of the 240 others the anchors' share, 25 of 40, again: all of
+    # them in every other window, as an anchor opens two.
     found = work(camera, FULL)
     assert found.encoded == pytest.approx(80)
-    assert found.computed == pytest.approx(80 + 150 + 20)
-    assert found.attended == pytest.approx(80 * 280 + 150 * 120 + 20 * 320)
+    assert found.computed == pytest.approx(80 + 150 / 2 + 20)
+    assert found.attended == pytest.approx(80 * 280 + 150 / 2 * 120 + 20 * 320)
     # Pruned to 0.8 of that: 32 a frame, of which 25 are anchors'.
     pruned = work(camera, PRUNE)
     assert pruned.encoded == pytest.approx(64)
-    assert pruned.computed == pytest.approx(64 + 192 * 25 / 32 + 20)
+    assert pruned.computed == pytest.approx(64 + 192 * 25 / 32 / 2 + 20)
+    assert work(camera, FULL, gated=0, missed=1).computed == pytest.approx(160 + 100 + 20)
     assert work(camera, Rung("r", refresh_budget=0.0)).computed == pytest.approx(80 + 20)
     # Half the rate: half the frames, of which half are anchors of all 100 tokens, so that no fewer can be kept than 50.
     assert work(camera, Rung("r", fps=0.5)).encoded == pytest.approx(50)

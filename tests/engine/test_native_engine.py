@@ -40,7 +40,8 @@ def test_token_counts_add_up(engine, make_camera, make_spec, run) -> None:
         assert tokens.kept == sum(sample.tokens for sample in held)
         assert tokens.full == 6 * len(held)
         anchors = [sample for sample in held[:-2] if sample.anchor]
-        assert tokens.refreshed == (6 * len(anchors) if first else 0)
+        # Once after the window's first frame has changed, which is every other window.
+        assert tokens.refreshed == (6 * len(anchors) if first and answer.start // 1_000_000 == first else 0)
 
 
 def test_timing_and_stats_describe_the_step(engine, make_camera, make_spec) -> None:

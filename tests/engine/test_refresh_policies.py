@@ -39,6 +39,7 @@ def context(
         anchor=anchor,
         context=np.arange(count) + lost,
         lost=np.full(count, lost),
+        exact=np.full(count, lost == 0),
     )
 
 

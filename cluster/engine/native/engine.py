@@ -309,8 +309,9 @@ class NativeEngine(Engine):
         return plan_with_past(self.model, self._system, self.memories.get_memory(name)[0], policy, plan, self._waited)
 
     def _run(self, plans: Sequence[WindowPlan]) -> list[PassResult]:
-        self._system.store(self.pool, plans)
         rows, work = self.pass_rows, [plan.work for plan in plans]
+        if any(len(each.embeds) for each in work):
+            self._system.store(self.pool, plans)
         while True:
             try:
                 return run_passes(self.model, work, self.kernel, rows)

@@ -24,7 +24,6 @@ VERSION = 3
 _STREAM = (
     "windows_since_fresh",
     "next_token",
-    "first_token",
     "last_motion_dropped",
     "newest",
     "epoch",

@@ -151,9 +151,8 @@ class Stream:
     last: LastWindow | None = None
     # Windows computed since the last (fresh) start.
     windows_since_fresh: int = 0
-    # Among all tokens that ever got KV: index of the next one, and of the first since the last (fresh) start.
+    # Among all tokens that ever got KV: index of the next one.
     next_token: int = 0
-    first_token: int = 0
     # Window time of the newest dropped frame with motion.
     last_motion_dropped: int | None = None
     newest: int | None = None
@@ -370,7 +369,6 @@ class Stream:
         self.encoded = self.tower_flops = 0
         self.last = None
         self.windows_since_fresh = 0
-        self.first_token = self.next_token
         self.last_motion_dropped = None
         self.newest = None
 
@@ -386,7 +384,6 @@ class Stream:
 
     def invalidate_kv(self) -> None:
         """Discard all KV, so that every token is recomputed."""
-        self.first_token = self.next_token
         self.kv.clear()
         self.progress = None
         for frame in self.frames:

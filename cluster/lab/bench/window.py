@@ -7,6 +7,7 @@ frame has arrived. The same windows are also computed ahead, frame by frame, as 
 """
 
 import argparse
+import itertools
 import math
 import operator
 import statistics
@@ -188,9 +189,9 @@ def _measure(
 
 
 def _budget(answers: Sequence[Answer]) -> float:
-    """Share of the overlap that the natural policy refreshed, over windows in which it refreshed any. KV that is still
-    exact, because none of its context has left the window, needs no refresh under any policy."""
-    refreshing = [answer.tokens for answer in answers if answer.tokens.refreshed]
+    """Share of the overlap that the natural policy refreshed, from the first window on in which it refreshed any. KV
+    that is still exact, because none of its context has left the window, needs no refresh under any policy."""
+    refreshing = [each.tokens for each in itertools.dropwhile(lambda each: not each.tokens.refreshed, answers)]
     overlap = sum(tokens.reused + tokens.refreshed for tokens in refreshing)
     return sum(tokens.refreshed for tokens in refreshing) / overlap if overlap else 0.0
 

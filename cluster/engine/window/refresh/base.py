@@ -7,14 +7,14 @@ policy selects the tokens to recompute from their cached visual embeddings.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from cluster.engine.window.planner import BoolArray, IntArray
-from cluster.engine.window.stream import Stream, StreamFrame, token_counts
+from cluster.engine.window.stream import INVALID, Stream, StreamFrame, token_counts
 from cluster.models.base import VisionLanguageModel
 from cluster.registry import refresh_policies
 
@@ -26,6 +26,7 @@ class RefreshContext:
     * ``frame``: index of the token's frame in the window; ``offset``: the token's index in that frame
     * ``frame_tokens``: token count of that frame; ``anchor``: whether that frame is an anchor
     * ``context``: visual tokens before it when its KV was computed; ``lost``: how many of them have left the window
+    * ``exact``: whether none has left, or been computed again: computing the token now would give the KV it has
     * ``system``: tokens of the system prompt, which never leave; ``layers``: layers of the language model;
       ``profile``: its refresh profile per layer (see :class:`~cluster.models.settings.ModelSettings`)
     * ``budget``: tokens to recompute; ``None``: the policy's natural amount
@@ -42,6 +43,7 @@ class RefreshContext:
     anchor: BoolArray
     context: IntArray
     lost: IntArray
+    exact: BoolArray
     profile: tuple[float, ...] = ()
 
     def __len__(self) -> int:
@@ -105,12 +107,17 @@ def choose_refreshed(
     policy: RefreshPolicy = refresh_policies.get(stream.spec.refresh)()
     profile = model.settings.layer_profile
     context = refresh_context(stream, window, frames, system, len(model.layers), profile)
-    # Until the first frame leaves the window, every token was computed under the context it has now: by causality, its
-    # KV equals a full computation's, and there is nothing to refresh.
-    exact = policy.budgeted and frames[0].first == stream.first_token and frames[0].has_kv
-    if exact or not len(context):
+    if not policy.budgeted:
+        return policy.select(context)
+    # Until the first frame leaves the window, nothing of any layer needs to be computed again.
+    if context.exact.all():
         return Selection(np.zeros(len(context), dtype=bool))
-    return policy.select(context)
+    selection = policy.select(context)
+    if selection.narrowing is None:
+        # From the first selected token on whose KV may change, others see that change.
+        changing = np.logical_or.accumulate(selection.mask & ~context.exact)
+        selection = replace(selection, mask=selection.mask & changing)
+    return selection
 
 
 def refresh_context(
@@ -129,7 +136,9 @@ def refresh_context(
     offset = np.arange(count) - (counts.cumsum() - counts)[frame]
     number = offset + np.array([each.first for each in known], np.int64)[frame]
     computed = np.concatenate([np.zeros((2, 0), np.int64), *(f.computed for f in known if f.computed is not None)], 1)
-    share = stream.spec.refresh_budget
+    share, lost = stream.spec.refresh_budget, frames[0].first - computed[1]
+    # Invalid KV is computed again with this window.
+    since = np.where(computed[0] == INVALID, window + 1, computed[0])
     return RefreshContext(
         stream=stream.spec.stream,
         window=window,
@@ -141,6 +150,7 @@ def refresh_context(
         frame_tokens=counts[frame],
         anchor=np.array([each.anchor for each in known], np.bool_)[frame],
         context=number - computed[1],
-        lost=frames[0].first - computed[1],
+        lost=lost,
+        exact=(lost == 0) & (since == np.maximum.accumulate(since)),
         profile=profile,
     )
