@@ -41,7 +41,7 @@ def frame(grid, picture, pts=0, groups=None, stream="gate", earlier=None):
     pictures = [picture if earlier is None else earlier] * (grid.temporal - 1) + [picture]
     mask = groups.repeat(grid.merge, axis=0).repeat(grid.merge, axis=1)
     patches = cut_patches(pictures, groups, grid)
-    return FrameSample(stream, 0, pts, SECOND, False, False, grid, mask, patches, 0.0, "")
+    return FrameSample(stream, 0, pts, SECOND, False, False, grid, mask, patches, 0.0)
 
 
 def opened(file):
