@@ -170,11 +170,14 @@ class WorkerMemory:
         return [self._album.nearest(camera, (moment.start + moment.end) // 2) or b"" for moment in moments]
 
     def add_frame(self, sample: FrameSample) -> None:
-        """Add a frame that the engine has taken to the thumbnails if the camera has a memory."""
+        """Add a frame that the engine has taken to the thumbnails if the camera has a memory. Not every engine keeps
+        one, whatever the specification: without it no question about the past is answered, and nobody sees them."""
         spec = self._specs.get(sample.stream)
         if spec is not None and spec.memory is None:
             return
         if self._bank is not None:
+            if sample.stream not in self._bank:
+                return
             sample = replace(sample, pts=self._bank.memory_time(sample.stream, sample.pts))
         self._album.add_frame(sample)
         self._newest_s[sample.stream] = time.monotonic()

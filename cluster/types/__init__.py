@@ -40,7 +40,6 @@ from cluster.types.pictures import (
     ShownPicture,
     UInt8Array,
     cell_means,
-    mask_digest,
 )
 
 __all__ = [
@@ -75,5 +74,4 @@ __all__ = [
     "UInt8Array",
     "WindowRequest",
     "cell_means",
-    "mask_digest",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
@@ -44,7 +43,6 @@ class FrameSample:
     mask: BoolGrid
     patches: UInt8Array
     activity: float
-    digest: str
     windows_dropped: int = 0
     trace: FrameTrace | None = None
     gap: bool = False
@@ -66,13 +64,6 @@ class FrameSample:
     @property
     def end(self) -> int:
         return self.pts + self.duration
-
-
-def mask_digest(mask: BoolGrid, index: int, pts: int) -> str:
-    """Digest of one frame's kept cells, so that values cached under another mask never match."""
-    hasher = hashlib.blake2b(np.packbits(mask).tobytes(), digest_size=12)
-    hasher.update(f"{mask.shape}{index}:{pts}".encode())
-    return hasher.hexdigest()
 
 
 BoolGrid = npt.NDArray[np.bool_]

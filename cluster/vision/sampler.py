@@ -14,7 +14,6 @@ from cluster.types import (
     PictureHeader,
     SampledPicture,
     UInt8Array,
-    mask_digest,
 )
 from cluster.vision.pruners.base import PruneDecision, Pruner, any_in_group, expand_groups, keep_everything
 
@@ -172,7 +171,6 @@ class PatchSampler:
             patches=_NONE,
             # The receiver does not know what changed in the frames it missed.
             activity=1.0 if gap else max(part.activity for part in parts),
-            digest=mask_digest(mask, self._index, first.pts),
             gap=gap,
         )
         self._index += 1

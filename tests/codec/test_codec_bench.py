@@ -68,7 +68,7 @@ def frame(at_s: float, cells: list[int], *, anchor: bool = False) -> FrameSample
     mask = np.isin(np.arange(8), cells).reshape(1, 8)
     nothing = np.empty((0, 2, 3, 14, 14), np.uint8)
     pts = round(at_s * MICROSECONDS)
-    return FrameSample("a", 0, pts, MICROSECONDS, anchor, False, grid, mask, nothing, 0.0, "")
+    return FrameSample("a", 0, pts, MICROSECONDS, anchor, False, grid, mask, nothing, 0.0)
 
 
 def run(frames: list[FrameSample], late_s: float = 0.0) -> LazyRun:

@@ -97,6 +97,11 @@ def both(path: Path) -> tuple[Camera, Camera, list[EncodedPacket]]:
     return Camera(header, on=False).run(packets), Camera(header, on=True).run(packets), packets
 
 
+def masks(frames: list[FrameSample]) -> list[tuple[int, bytes]]:
+    """Times and kept cells."""
+    return [(frame.pts, frame.mask.tobytes()) for frame in frames]
+
+
 def kept(frames: list[FrameSample], begin: float, end: float) -> np.ndarray:
     """Cells kept in some frame that is no anchor, of these seconds."""
     masks = [frame.mask for frame in frames if begin <= frame.pts / MICROSECONDS < end and not frame.anchor]
@@ -147,9 +152,7 @@ def test_what_a_camera_fills_its_rate_with_is_no_picture(
         filled.append(packet if packet.keyframe else replace(packet, data=packet.data + unit))
     plain, lazily = (Camera(header, on=True).run(sent) for sent in (packets, filled))
     assert lazily.processor.stats.frames_spared == plain.processor.stats.frames_spared > 0.3 * len(packets)
-    assert [(frame.pts, frame.digest) for frame in lazily.frames] == [
-        (frame.pts, frame.digest) for frame in plain.frames
-    ]
+    assert masks(lazily.frames) == masks(plain.frames)
 
 
 def _guessed(packets: list[EncodedPacket]) -> list[EncodedPacket]:
@@ -184,7 +187,7 @@ def test_held_b_pictures_without_proper_decoding_times_are_sampled_at_their_time
 def test_while_learning_nothing_differs_from_full_decoding(footage: Callable[[str], Path]) -> None:
     full, lazily, _ = both(footage("h264-b"))
     for one, other in zip(full.frames[: lazy.LEARN_SAMPLES], lazily.frames, strict=False):
-        assert one.digest == other.digest
+        assert masks([one]) == masks([other])
         assert (one.patches == other.patches).all()
 
 
@@ -198,7 +201,7 @@ def test_a_stream_without_slice_headers_is_decoded_whole(tmp_path: Path) -> None
     )
     full, lazily, packets = both(path)
     assert lazily.processor.stats.frames_decoded == len(packets)
-    assert [frame.digest for frame in lazily.frames] == [frame.digest for frame in full.frames]
+    assert masks(lazily.frames) == masks(full.frames)
 
 
 def test_what_pictures_of_another_size_cost_is_forgotten(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ SECOND = 1_000_000
 def sample(pts_s: float, *, fresh: bool = False, gap: bool = False) -> FrameSample:
     mask = np.ones((2, 2), dtype=bool)
     patches = np.zeros((4, 2, 3, 14, 14), dtype=np.uint8)
-    return FrameSample("cam", 0, int(pts_s * SECOND), SECOND, fresh, fresh, GRID, mask, patches, 0.0, "", gap=gap)
+    return FrameSample("cam", 0, int(pts_s * SECOND), SECOND, fresh, fresh, GRID, mask, patches, 0.0, gap=gap)
 
 
 def send(counter: WindowsInFlight, first_s: float, last_s: float) -> None:

@@ -12,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from cluster.memory.bank import MemoryBank
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
 from cluster.replica.memory import WorkerMemory
 from cluster.replica.thumbnails import ThumbnailStore
 from cluster.types import MICROSECONDS, FrameSample, MemorySpec, PatchGrid, Question, StreamSpec
@@ -38,7 +41,7 @@ def frame(grid, picture, pts=0, groups=None, stream="gate", earlier=None):
     pictures = [picture if earlier is None else earlier] * (grid.temporal - 1) + [picture]
     mask = groups.repeat(grid.merge, axis=0).repeat(grid.merge, axis=1)
     patches = cut_patches(pictures, groups, grid)
-    return FrameSample(stream, 0, pts, SECOND, False, False, grid, mask, patches, 0.0, "")
+    return FrameSample(stream, 0, pts, SECOND, False, False, grid, mask, patches, 0.0)
 
 
 def opened(file):
@@ -246,3 +249,14 @@ def test_without_a_retention_the_cap_alone_decides():
     memory.register_camera(spec(None))
     feed(memory, 60)
     assert np.array_equal(times(album), np.arange(0, 60, 4) * SECOND)
+
+
+def test_an_engine_without_memories_keeps_no_pictures():
+    bank, album = MemoryBank(TierStack([Arena(2**20)])), ThumbnailStore(every_s=4.0)
+    memory = WorkerMemory(None, album, bank, timeout_s=1.0)
+    memory.register_camera(spec(3600.0))
+    feed(memory, 10)
+    assert album.newest_pts("gate") is None, "the bank holds no memory of it, so that nobody can ask for them"
+    bank.open_stream("gate", spec(3600.0).memory)
+    feed(memory, 10)
+    assert times(album) == [0, 4 * SECOND, 8 * SECOND]

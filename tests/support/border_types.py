@@ -13,7 +13,6 @@ from cluster.types import (
     Question,
     StreamSpec,
     TokenCount,
-    mask_digest,
 )
 
 
@@ -37,8 +36,7 @@ class Make:
         count = int(mask.sum())
         patches = np.random.default_rng(index).integers(0, 256, (count, 2, 3, 2, 2), dtype=np.uint8)
         pts = index * 1_000_000
-        digest = mask_digest(mask, index, pts)
-        return FrameSample(stream, index, pts, 1_000_000, fresh, fresh, self.GRID, mask, patches, 0.25, digest)
+        return FrameSample(stream, index, pts, 1_000_000, fresh, fresh, self.GRID, mask, patches, 0.25)
 
     def spec(self, stream: str = "gate", *, window_s: float = 40.0) -> StreamSpec:
         return StreamSpec(stream, (Question("person", "Is there a person?"),), window_s=window_s)

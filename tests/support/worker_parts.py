@@ -5,7 +5,7 @@ import threading
 import numpy as np
 
 from cluster.errors import DeviceError
-from cluster.types import FrameSample, PatchGrid, Question, StreamSpec, mask_digest
+from cluster.types import FrameSample, PatchGrid, Question, StreamSpec
 
 SECOND = 1_000_000
 
@@ -49,4 +49,4 @@ def sample(stream: str, index: int, *, fresh: bool | None = None, start: int = 0
     patches = np.random.default_rng(index).integers(0, 255, (16, 2, 3, 14, 14), dtype=np.uint8)
     fresh = index == 0 if fresh is None else fresh
     pts = start + index * SECOND
-    return FrameSample(stream, index, pts, SECOND, True, fresh, grid, mask, patches, 1.0, mask_digest(mask, index, pts))
+    return FrameSample(stream, index, pts, SECOND, True, fresh, grid, mask, patches, 1.0)

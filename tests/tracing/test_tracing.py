@@ -39,7 +39,7 @@ def spans(collector):
 
 def sample(index, pts, *, fresh=False):
     patches = np.zeros((4, 1, 3, 14, 14), np.uint8)
-    return FrameSample("gate", index, pts, SECOND, fresh, fresh, GRID, np.ones((2, 2), bool), patches, 0.1, "d")
+    return FrameSample("gate", index, pts, SECOND, fresh, fresh, GRID, np.ones((2, 2), bool), patches, 0.1)
 
 
 def answer(window, end, *, gated=False, latency_s=1.0):

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pasting import paste_patches
 
-from cluster.types import PatchGrid, mask_digest
+from cluster.types import PatchGrid
 from cluster.vision import make_pruner
 from cluster.vision.pruners.base import PruneDecision, Pruner
 from cluster.vision.sampler import PatchSampler, cut_patches
@@ -121,21 +121,6 @@ def test_a_frame_may_keep_nothing(noise_frame):
     samples = [sampler.feed(noise_frame(index)) for index in range(4)]
     assert samples[3].tokens == 0
     assert samples[3].patches.shape == (0, 2, 3, 14, 14)
-
-
-def test_digest_tells_masks_frames_and_times_apart(noise_frame, grid):
-    def digest_of(groups, index=2):
-        masks = [np.zeros((8, 12), bool)] * 2 + [group_mask(grid, groups)]
-        sampler = PatchSampler("yard", Scripted(masks), fps=2.0)
-        for number in (0, 1, index):
-            sampler.feed(noise_frame(number))
-        sample = sampler.feed(noise_frame(index + 1))
-        assert sample.digest == mask_digest(sample.mask, sample.index, sample.pts)
-        return sample.digest
-
-    digests = [digest_of([(0, 0)]), digest_of([(0, 1)]), digest_of([(0, 0), (0, 1)]), digest_of([]), digest_of([], 4)]
-    assert len(set(digests)) == 5
-    assert digest_of([(0, 0)]) == digests[0]
 
 
 def test_a_fresh_sample_drops_the_half_that_waits(noise_frame):

@@ -21,7 +21,6 @@ from cluster.types import (
     StreamSpec,
     Timing,
     TokenCount,
-    mask_digest,
 )
 from cluster.types.cameras import DiscoveredCamera, DiscoveredStream, Discovery
 from cluster.wire import convert
@@ -69,11 +68,10 @@ def samples(draw):
     mask = np.kron(groups.reshape(grid.group_rows, grid.group_cols), np.ones((merge, merge))).astype(bool)
     shape = (int(mask.sum()), grid.temporal, 3, grid.patch, grid.patch)
     patches = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 256, shape, dtype=np.uint8)
-    index, pts = draw(uint64), draw(int64)
     return FrameSample(
         stream=draw(names),
-        index=index,
-        pts=pts,
+        index=draw(uint64),
+        pts=draw(int64),
         duration=draw(int64),
         anchor=draw(st.booleans()),
         fresh=draw(st.booleans()),
@@ -81,7 +79,6 @@ def samples(draw):
         mask=mask,
         patches=patches,
         activity=draw(unit),
-        digest=mask_digest(mask, index, pts),
         windows_dropped=draw(uint64),
         gap=draw(st.booleans()),
     )
@@ -133,7 +130,7 @@ def test_malformed_frame(make, path, value, sentence):
 def test_mask_bits_beyond_the_grid(make):
     grid = PatchGrid(1, 3, 2, 1, 1)
     mask = np.ones((1, 3), bool)
-    sample = FrameSample("gate", 0, 0, 1, True, True, grid, mask, np.zeros((3, 1, 3, 2, 2), np.uint8), 0.0, "")
+    sample = FrameSample("gate", 0, 0, 1, True, True, grid, mask, np.zeros((3, 1, 3, 2, 2), np.uint8), 0.0)
     message = convert.frame_to_proto(sample)
     message.mask = b"\xff"
     with pytest.raises(ValueError, match="beyond its grid"):

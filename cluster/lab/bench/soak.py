@@ -26,7 +26,6 @@ from cluster.types import (
     PatchGrid,
     Question,
     StreamSpec,
-    mask_digest,
 )
 
 
@@ -82,7 +81,6 @@ class SyntheticCamera:
             mask=mask,
             patches=random.integers(0, 256, shape, dtype=np.uint8),
             activity=0.0 if self.still else float(mask.mean()),
-            digest=mask_digest(mask, index, pts),
         )
 
     def _mask(self, random: np.random.Generator, anchor: bool) -> BoolGrid:

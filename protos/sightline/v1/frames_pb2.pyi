@@ -49,7 +49,7 @@ class StreamClose(_message.Message):
     def __init__(self, camera: _Optional[str] = ..., flush: _Optional[bool] = ..., hand_over: _Optional[bool] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("camera", "index", "pts", "duration", "anchor", "fresh", "grid", "mask", "patches", "activity", "digest", "trace", "windows_dropped", "gap")
+    __slots__ = ("camera", "index", "pts", "duration", "anchor", "fresh", "grid", "mask", "patches", "activity", "trace", "windows_dropped", "gap")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PTS_FIELD_NUMBER: _ClassVar[int]
@@ -60,7 +60,6 @@ class Frame(_message.Message):
     MASK_FIELD_NUMBER: _ClassVar[int]
     PATCHES_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_DROPPED_FIELD_NUMBER: _ClassVar[int]
     GAP_FIELD_NUMBER: _ClassVar[int]
@@ -74,11 +73,10 @@ class Frame(_message.Message):
     mask: bytes
     patches: bytes
     activity: float
-    digest: str
     trace: FrameTrace
     windows_dropped: int
     gap: bool
-    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., pts: _Optional[int] = ..., duration: _Optional[int] = ..., anchor: _Optional[bool] = ..., fresh: _Optional[bool] = ..., grid: _Optional[_Union[Grid, _Mapping]] = ..., mask: _Optional[bytes] = ..., patches: _Optional[bytes] = ..., activity: _Optional[float] = ..., digest: _Optional[str] = ..., trace: _Optional[_Union[FrameTrace, _Mapping]] = ..., windows_dropped: _Optional[int] = ..., gap: _Optional[bool] = ...) -> None: ...
+    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., pts: _Optional[int] = ..., duration: _Optional[int] = ..., anchor: _Optional[bool] = ..., fresh: _Optional[bool] = ..., grid: _Optional[_Union[Grid, _Mapping]] = ..., mask: _Optional[bytes] = ..., patches: _Optional[bytes] = ..., activity: _Optional[float] = ..., trace: _Optional[_Union[FrameTrace, _Mapping]] = ..., windows_dropped: _Optional[int] = ..., gap: _Optional[bool] = ...) -> None: ...
 
 class FrameTrace(_message.Message):
     __slots__ = ("parent", "sent_s")
