@@ -55,7 +55,7 @@ def key_heads(name: str) -> tuple[int, int]:
         config = folder / "config.json" if folder.is_dir() else cached_config(name)
         body = _read(name, config or folder)[0]
         text = body.get("text_config") or body
-        text = _DEFAULTS.get(text.get("model_type"), {}) | text
+        text = {**_DEFAULTS.get(str(text.get("model_type")), {}), **text}
     try:
         heads = text["num_attention_heads"]
         width = text.get("head_dim") or text["hidden_size"] // heads
