@@ -65,12 +65,12 @@ async def await_reply(reply: Awaitable[Any], *, timeout_s: float = 10.0, who: st
         raise _translated_error(error, timeout_s, who) from None
 
 
-def await_reply_blocking(reply: Any, *, timeout_s: float = 10.0, who: str = ONE) -> Any:
+def await_reply_blocking(reply: Any, *, timeout_s: float = 10.0) -> Any:
     """:func:`await_reply` for a caller without an event loop."""
     try:
         return ray.get(reply, timeout=timeout_s)
     except RayError as error:
-        raise _translated_error(error, timeout_s, who) from None
+        raise _translated_error(error, timeout_s, ONE) from None
 
 
 class _RemoteController:

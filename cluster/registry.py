@@ -1,7 +1,9 @@
 """Policy registries by kind and name, with lazy imports.
 
-To add a policy, write one file and add one entry here; configuration, its schema, the command line and the shared test
-matrix look it up by name. A policy's options are its dataclass fields or keyword-only parameters.
+To add a policy, write one file and add one entry here, or in another package an entry point of the kind's group, as
+``mine = "package.module:Mine"`` of ``sightline.pruner`` or ``sightline.refresh_policy``; configuration, its schema, the
+command line and the shared test matrix look it up by name. A policy's options are its dataclass fields or keyword-only
+parameters.
 """
 
 import difflib
@@ -35,6 +37,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, entries: Mapping[str, T | str] | None = None) -> None:
         self.kind = kind
         self._entries = dict(entries or {})
+        self._searched = False
 
     def register(self, name: str, entry: T | str) -> None:
         """Add an entry. Raises ``RuntimeError``: the name is taken."""
@@ -45,7 +48,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """The entry called ``name``. Raises ``ConfigError``: unknown name; the message lists the known names and
         suggests the closest."""
-        if name not in self._entries:
+        if name not in self:
             raise ConfigError(self.unknown(name))
         entry = self._entries[name]
         if isinstance(entry, str):
@@ -54,16 +57,28 @@ class Registry(Generic[T]):
         return entry
 
     def unknown(self, name: str) -> str:
-        return f"unknown {self.kind} {name!r}{near(name, self._entries) or ';'} there are: {', '.join(self.names())}"
+        return f"unknown {self.kind} {name!r}{near(name, self.names()) or ';'} there are: {', '.join(self.names())}"
 
     def names(self) -> list[str]:
+        self._add_installed()
         return sorted(self._entries)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 
     def __contains__(self, name: object) -> bool:
+        if name not in self._entries:
+            self._add_installed()
         return name in self._entries
+
+    def _add_installed(self) -> None:
+        """Add the entry points of installed packages; reading all their metadata takes a moment."""
+        if not self._searched:
+            from importlib.metadata import entry_points
+
+            self._searched = True
+            for point in entry_points(group=f"sightline.{self.kind.replace(' ', '_')}"):
+                self.register(point.name, point.value)
 
 
 pruners: Registry[Any] = Registry(

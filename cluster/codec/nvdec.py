@@ -256,9 +256,11 @@ def probe_machine(load: Callable[[str], Any] = ctypes.CDLL) -> None:
         ) from None
     version = ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(version))
-    # Imported only with a GPU present: decoding on the CPU does not need torch.
-    import torch
-
+    try:
+        # Imported only with a GPU present: decoding on the CPU does not need torch.
+        import torch
+    except ImportError:
+        raise NvdecError("torch is not installed") from None
     if torch.version.cuda is None:
         raise NvdecError("this build of torch has no CUDA")
     major, minor = (int(part) for part in torch.version.cuda.split(".")[:2])

@@ -152,10 +152,11 @@ class Lane:
         self.dropped += len(frames)
         frames.clear()
 
-    def drop_unsent(self, reason: str) -> None:
-        self.drop(self.queue, reason)
+    def drop_unsent(self) -> None:
+        """Drop everything not sent yet, as the camera is closed."""
+        self.drop(self.queue, "closed")
         if self.hand_over is not None:
-            self.drop(self.hand_over.held, reason)
+            self.drop(self.hand_over.held, "closed")
 
     def cut_queue(self) -> None:
         """Mark the queued frames as never to be sent."""

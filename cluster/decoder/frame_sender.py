@@ -92,11 +92,12 @@ class FrameSender:
                 return True
             if hand_over and lane is not None and lane.closing is None and self._can_move(lane, address):
                 lane.spec, lane.hand_over = spec, HandOver(address)
-                self._loop.call_soon_threadsafe(self._begin_hand_over, camera, lane, lane.hand_over)
+                move = self._hand_over(camera, lane, lane.hand_over)
+                self._loop.call_soon_threadsafe(self._create_task, move, f"{camera} moves to {address}")
                 return True
             if lane is None or lane.closing is not None:
                 if lane is not None:
-                    lane.drop_unsent("closed")
+                    lane.drop_unsent()
                 self._lanes[camera] = Lane(spec, address, self._term)
             elif lane.address != address:
                 # Only if open there: a replica ends the stream on a close for a camera it has not opened.
@@ -160,7 +161,7 @@ class FrameSender:
                 return
             link = self._links[lane.address]
             if not flush:
-                lane.drop_unsent("closed")
+                lane.drop_unsent()
                 if lane.hand_over is not None:
                     self._loop.call_soon_threadsafe(lane.hand_over.fresh.set)
                 elif link.unreachable:
@@ -200,7 +201,7 @@ class FrameSender:
         with self._lock:
             self._stopped = True
             for lane in self._lanes.values():
-                lane.drop_unsent("closed")
+                lane.drop_unsent()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -209,9 +210,6 @@ class FrameSender:
     def _start(self, link: ReplicaLink) -> None:
         if not self._stopped:
             link.task = self._create_task(self._run(link), f"frames to {link.address}")
-
-    def _begin_hand_over(self, camera: str, lane: Lane, move: HandOver) -> None:
-        self._create_task(self._hand_over(camera, lane, move), f"{camera} moves to {move.target}")
 
     def _create_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = self._loop.create_task(work, name=name)
@@ -415,7 +413,7 @@ class FrameSender:
 
     def _remove(self, camera: str, link: ReplicaLink) -> None:
         """Remove a camera's lane; the link ends with its last lane."""
-        self._lanes.pop(camera).drop_unsent("closed")
+        self._lanes.pop(camera).drop_unsent()
         self._wake(link)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._left.set)

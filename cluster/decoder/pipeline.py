@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cluster.codec import Backoff, CameraState, Source, SourceStatus, SourceSupervisor, StreamHeader, open_source
 from cluster.codec.lazy import LazyDecode
 from cluster.codec.lazy_processor import LazyProcessor
-from cluster.codec.nvdec import DevicePicture, Nvdec, shared_nvdec
+from cluster.codec.nvdec import Nvdec, shared_nvdec
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.codec.stream_state import CodecStats
 from cluster.config import CameraConfig, SightlineConfig
@@ -28,7 +28,7 @@ from cluster.vision.pruners.base import make_pruner
 from cluster.vision.sampler import PatchSampler
 
 if TYPE_CHECKING:
-    from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend, DeviceSample
+    from cluster.decoder.gpu.frontend import DeviceCamera
 
 logger = logging.getLogger(__name__)
 
@@ -81,57 +81,6 @@ class PipelineStatus:
         return f"{self.decode}, {f'{spared:.0%} spared' if self.lazy == 'on' else self.lazy}"
 
 
-def _shared_frontend() -> DeviceFrontend:
-    # Imports torch, which decoding on the CPU does not need.
-    from cluster.decoder.gpu.frontend import shared_frontend
-
-    return shared_frontend()
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeDevices:
-    """A process's GPU: ``nvdec`` decodes; ``frontend``, called at the first picture, returns the GPU front end."""
-
-    nvdec: Nvdec = field(default_factory=shared_nvdec)
-    frontend: Callable[[], DeviceFrontend] = _shared_frontend
-
-
-class DevicePath:
-    """One camera's use of the GPU front end; called from its thread."""
-
-    def __init__(self, sampler: PatchSampler, devices: DecodeDevices) -> None:
-        self._sampler = sampler
-        self._devices = devices
-        self._camera: DeviceCamera | None = None
-
-    def process(self, picture: DevicePicture, *, unpaired: bool) -> tuple[DeviceSample, FrameSample | None]:
-        """Prune a sample in one batch with other cameras'; ``unpaired``: complete its frame without further samples.
-
-        Raises:
-            ImportError: torch is not installed.
-            NotImplementedError: pixel format not supported on the GPU.
-            RuntimeError: the GPU failed.
-        """
-        frontend = self._devices.frontend()
-        if self._camera is None:
-            self._camera = frontend.add_camera(self._sampler)
-        try:
-            sample = frontend.process(self._camera, picture)
-        except frontend.fatal as error:
-            # No further GPU call of this process will succeed.
-            self._devices.nvdec.fail(f"the GPU failed: {first_line(error)}")
-            raise
-        return sample, self.flush() if sample.frame is None and unpaired else sample.frame
-
-    def flush(self) -> FrameSample | None:
-        """See :meth:`PatchSampler.flush`."""
-        return None if self._camera is None else self._devices.frontend().flush(self._camera)
-
-    def clear(self) -> None:
-        """Release the camera's GPU memory."""
-        self._camera = None
-
-
 SILENT_S = 10.0
 """Seconds without a picture after which a connected camera's status says so."""
 SILENT = "connected, but no picture for more than 10 s: it sends nothing, or nothing that can be decoded"
@@ -158,31 +107,31 @@ class CameraPipeline:
         on_end: Callable[[PipelineStatus], None] | None = None,
         footage: CameraFootage | None = None,
         gate: DecodeGate | None = None,
-        devices: DecodeDevices | None = None,
+        nvdec: Nvdec | None = None,
     ) -> None:
         """``footage``: receives every packet and the pictures to show. ``gate``: shared by a process's cameras, held
-        for one packet at a time. ``devices``: default, the process's. Raises ConfigError: unknown pruner or option."""
+        for one packet at a time. ``nvdec``: default, the process's. Raises ConfigError: unknown pruner or option."""
         self.name = name
         self._sink = sink
         self._on_end = on_end
         self._footage = footage or CameraFootage()
         self._gate: AbstractContextManager[object] = nullcontext() if gate is None else gate
         self._supervisor = SourceSupervisor(source, settings.backoff)
-        devices = devices or DecodeDevices()
+        self._nvdec = nvdec or shared_nvdec()
         self._sampler = PatchSampler(name, make_pruner(settings.pruner, settings.pruner_options), settings.fps)
-        self._processor = CodecProcessor(geometry, settings, devices.nvdec)
+        self._processor = CodecProcessor(geometry, settings, self._nvdec)
         self._lazy: LazyDecode | None = None
         if settings.lazy:
-            self._processor = lazily = LazyProcessor(geometry, self._sampler.shows_change, settings, devices.nvdec)
+            self._processor = lazily = LazyProcessor(geometry, self._sampler.shows_change, settings, self._nvdec)
             self._lazy = lazily.lazy
+            self._lazy.wait_s = settings.lazy_wait_s
         self._statistics = PictureStatistics()
-        self._device = DevicePath(self._sampler, devices)
+        self._on_device: DeviceCamera | None = None
         self._logged_device = "", ""
         self._thread = threading.Thread(target=self._run, name=f"camera-{name}", daemon=True)
         self._stopping = threading.Event()
         self._fps = settings.fps
         self._wanted = self._quality = (1.0, 1.0)
-        self._lazy_wait_s = settings.lazy_wait_s
         self._keyframes_only = False
         self._status = SourceStatus(CameraState.WAITING)
         self._status_at = time.monotonic()
@@ -222,8 +171,9 @@ class CameraPipeline:
         self._wanted = (prune, fps)
 
     def set_lazy_wait(self, wait_s: float) -> None:
-        """From the next packet on, let samples wait for a keyframe for up to ``wait_s`` (see LazyDecode)."""
-        self._lazy_wait_s = wait_s
+        """Let samples wait for a keyframe for up to ``wait_s`` (see LazyDecode)."""
+        if self._lazy is not None:
+            self._lazy.wait_s = wait_s
 
     def set_keyframes_only(self, on: bool) -> None:
         """From the next packet on, decode keyframes only, each shown and offered to the sink as a frame of its own.
@@ -286,7 +236,7 @@ class CameraPipeline:
     def _drop_picture_state(self) -> None:
         self._sampler.drop_waiting()
         self._sampler.pruner.reset()
-        self._device.clear()
+        self._on_device = None
 
     def _on_state(self, status: SourceStatus) -> None:
         # _run reports the end, after the decoder's remaining pictures have been sent.
@@ -324,8 +274,6 @@ class CameraPipeline:
             self._quality = prune, fps = self._wanted
             self._processor.change_fps(self._fps * fps)
             self._sampler.reconfigure(prune=prune, fps=self._fps * fps)
-        if self._lazy is not None:
-            self._lazy.wait_s = self._lazy_wait_s
         keyframes_only = self._keyframes_only
         before = self._processor.stats.frames_decoded
         self.taken_s = time.time()
@@ -349,7 +297,7 @@ class CameraPipeline:
         """Flush decoder and sampler after the last packet."""
         self._process(self._processor.drain())
         self._process_on_device()
-        last = self._sampler.flush() if self._processor.device.name == "cpu" else self._device.flush()
+        last = self._sampler.flush() if self._on_device is None else self._on_device.flush()
         if last is not None:
             self._send(last)
 
@@ -376,10 +324,21 @@ class CameraPipeline:
     def _process_on_device(self, *, unpaired: bool = False) -> None:
         """Sample and send pictures on the GPU; without the gate, so that other cameras can join the batch."""
         for picture in self._processor.pop_device_pictures():
+            # Imports torch, which decoding on the CPU does not need.
+            from torch import AcceleratorError
+
+            from cluster.decoder.gpu.frontend import DeviceCamera, shared_frontend
+
+            self._on_device = camera = self._on_device or DeviceCamera(self._sampler)
             try:
-                sample, frame = self._device.process(picture, unpaired=unpaired)
-            except (ImportError, NotImplementedError, RuntimeError) as error:
-                self._processor.leave_device(f"the GPU failed: {first_line(error)}")
+                sample = shared_frontend().process(camera, picture)
+                frame = camera.flush() if sample.frame is None and unpaired else sample.frame
+            except (NotImplementedError, RuntimeError) as error:
+                reason = f"the GPU failed: {first_line(error)}"
+                if isinstance(error, AcceleratorError):
+                    # No further GPU call of this process will succeed.
+                    self._nvdec.fail(reason)
+                self._processor.leave_device(reason)
                 self._note_device()
                 return
             self._statistics.add(sample.picture, sample.thumbnail, sample.difference)

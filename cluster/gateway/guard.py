@@ -23,7 +23,7 @@ from cluster.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from cluster.gateway.oidc import OidcProvider
+from cluster.gateway.oidc import CALLBACK, OidcProvider
 from cluster.security.audit import AuditLog, QueuedAuditLog
 from cluster.security.limits import RateLimit
 from cluster.security.roles import NOTE_LATE, OPEN, PUSH, RULES, Principal, Role, Rule, current_peer, serve_as
@@ -157,8 +157,8 @@ class Guard(grpc.aio.ServerInterceptor):
             raise UnauthenticatedError("this gateway requires a token; set SIGHTLINE_TOKEN or send a bearer token")
         return self._verify(secret.strip())
 
-    def note_sign_in(self, call: str, principal: Principal | None, error: Exception | None, peer: str) -> None:
-        self._note((principal or UNKNOWN_CALLER).name, peer, call, [], error=error)
+    def note_sign_in(self, principal: Principal | None, error: Exception | None, peer: str) -> None:
+        self._note((principal or UNKNOWN_CALLER).name, peer, CALLBACK, [], error=error)
 
     def check(self, principal: Principal, method: str, cameras: list[str], text: str = "") -> None:
         """Check that ``principal`` may do this with these cameras, and audit the outcome. Raises ``ForbiddenError``;

@@ -131,7 +131,7 @@ def delete_before(memory: StreamMemory, before: int, settle: Callable[[], Future
             job.result()
             if memory.deleted < number:
                 raise not_deleted(memory.stream)
-            memory.delete_read_blocks(READ_S)
+            memory.delete_read_blocks()
             deleted.set_result(DeletedMemory(frames, max(0, held - memory.held_bytes)))
         except Exception as error:
             deleted.set_exception(error)

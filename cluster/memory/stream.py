@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cluster.errors import UnavailableError
 from cluster.memory.compress import Compressor
-from cluster.memory.eviction import Heads, delete_expired, evict, join_frames, not_deleted
+from cluster.memory.eviction import READ_S, Heads, delete_expired, evict, join_frames, not_deleted
 from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV, MemoryShape, MemoryView
 from cluster.memory.manifest import FrameLog, dump_tensors
 from cluster.memory.organise import NewTokens
@@ -411,12 +411,12 @@ class StreamMemory(TieredHeads):
         self.recent = [chunk for chunk in self.recent if chunk.index >= before_frame]
         self.log.delete_before(before_frame)
 
-    def delete_read_blocks(self, timeout_s: float) -> None:
+    def delete_read_blocks(self) -> None:
         """Wait for the views that may read replaced blocks to close, then delete those blocks; ``UnavailableError`` if
         some views stay open or a tier fails."""
         with self._view_closed:
             newest = self.stored.generation
-            if not self._view_closed.wait_for(lambda: min(self._readers, default=newest) >= newest, timeout_s):
+            if not self._view_closed.wait_for(lambda: min(self._readers, default=newest) >= newest, READ_S):
                 raise UnavailableError(
                     f"an answer still reads what camera {self.stream!r} is to forget; it is deleted when that ends"
                 )

@@ -13,6 +13,10 @@ from cluster.registry import families
 # Trained models shipped with this package: name -> folder of the checkpoint.
 BUNDLED = {"demo": Path(__file__).parent / "demo"}
 
+_LLAMA = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}
+_DEFAULTS = {"llama": _LLAMA, "mistral": _LLAMA | {"num_key_value_heads": 8}}
+"""Entries that the published LLaVA-NeXT-Video leaves out of its ``text_config``, as they are transformers' defaults."""
+
 HUB_S = 5.0
 """Timeout for checking whether the hub is reachable."""
 
@@ -51,6 +55,7 @@ def key_heads(name: str) -> tuple[int, int]:
         config = folder / "config.json" if folder.is_dir() else cached_config(name)
         body = _read(name, config or folder)[0]
         text = body.get("text_config") or body
+        text = {**_DEFAULTS.get(str(text.get("model_type")), {}), **text}
     try:
         heads = text["num_attention_heads"]
         width = text.get("head_dim") or text["hidden_size"] // heads

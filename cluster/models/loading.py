@@ -33,6 +33,8 @@ if not sys.stderr.isatty():
 MAX_PIXELS = 448 * 448
 # Weight names of decoder layers and tower blocks.
 _OF_LAYER = re.compile(r"\.(layers?|blocks)\.\d")
+# Those of a quantised checkpoint that its engine loads.
+_LEFT_TO_ENGINE = re.compile(r"model\.language_model\.layers\.|lm_head\.")
 
 
 def load_model(
@@ -97,8 +99,9 @@ def load_shape(name: str, max_pixels: int | None = None) -> VisionLanguageModel:
                 f"unknown model shape {name!r}{fetch if is_hub_id(name) else ''}; name a shape "
                 f"({', '.join(sorted(SHAPES))}), a preset ({', '.join(sorted(PRESETS))}), or the folder of a checkpoint"
             )
+    config = _config(folder)
     tokenizer = _read(folder, AutoTokenizer.from_pretrained, folder)
-    return _checkpoint_shape(folder, _config(folder), tokenizer, ModelSettings.load(folder), max_pixels)
+    return _checkpoint_shape(folder, config, tokenizer, ModelSettings.load(folder), max_pixels)
 
 
 def load_truncated(name: str, layers: int, device: torch.device) -> VisionLanguageModel:
@@ -231,10 +234,15 @@ def _checkpoint(
         model.config.text_config.num_hidden_layers = len(shape.layers)
         model.config.quantization_config = next(filter(None, quantisation))
     # Old versions of transformers saved rotary frequencies; current ones compute them.
-    elif extra := sorted(k for k in report["unexpected_keys"] if _OF_LAYER.search(k) and not k.endswith("inv_freq")):
+    unread = sorted(name for name in report["unexpected_keys"] if not name.endswith("inv_freq"))
+    if any(quantisation):
+        extra = [name for name in unread if not _LEFT_TO_ENGINE.match(name)]
+    else:
+        extra = [name for name in unread if _OF_LAYER.search(name)]
+    if extra:
         raise ModelError(
-            f"checkpoint {path!r} has {len(extra)} layer weights that its config.json does not account for, the "
-            f"first being {extra[0]}; correct config.json, or merge its adapters"
+            f"checkpoint {path!r} has {len(extra)} layer weights that its config.json does not account for, the first "
+            f"being {extra[0]}; correct config.json, merge its adapters, or quantise nothing but the language model"
         )
     return _wrapped(
         config.model_type,
@@ -253,10 +261,14 @@ def _checkpoint(
 
 def _config(path: str) -> Any:
     # Checked before AutoConfig, which offers to run remote code for a family it does not know.
-    family = _read(path, PreTrainedConfig.get_config_dict, path)[0].get("model_type")
-    if family not in families:
+    body = _read(path, PreTrainedConfig.get_config_dict, path)[0]
+    if (family := body.get("model_type")) not in families:
         raise ModelError(f"model {path!r} is of family {family!r}; supported families: {', '.join(families.names())}")
-    return _read(path, AutoConfig.from_pretrained, path)
+    config = _read(path, AutoConfig.from_pretrained, path)
+    if "tie_word_embeddings" not in body:
+        # Transformers 4, which wrote the published InternVL3, asked the language model; InternVL's own default is true.
+        config.tie_word_embeddings = getattr(config.text_config, "tie_word_embeddings", config.tie_word_embeddings)
+    return config
 
 
 def _find_file(path: str, name: str) -> str | None:

@@ -5,6 +5,7 @@ NVDEC itself cannot run here. What stands for it decodes on the CPU and fails wh
 
 import ctypes
 import gc
+import sys
 from fractions import Fraction
 
 import av
@@ -107,6 +108,13 @@ def test_what_is_missing_is_named(monkeypatch, load, cuda, reason, absent):
 def test_a_driver_without_a_gpu_for_torch_is_named(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(NvdecError, match="torch finds no GPU"):
+        probe_machine(libraries(Driver()))
+
+
+def test_a_machine_without_torch_decodes_on_the_cpu(monkeypatch):
+    """Its first camera failed with an internal error."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(NvdecError, match="torch is not installed"):
         probe_machine(libraries(Driver()))
 
 

@@ -89,6 +89,14 @@ def test_a_default_cap_follows_what_is_configured(tmp_path):
     assert cap_of({"name": str(tmp_path)}) == 176 * 2**20
 
 
+@pytest.mark.parametrize(("kind", "heads"), [("llama", 32), ("mistral", 8)])
+def test_a_default_cap_of_a_config_that_leaves_out_its_librarys_defaults(tmp_path, kind, heads):
+    """As the published LLaVA-NeXT-Video does: a folder of it had a memory of 240 tokens."""
+    text = {"model_type": kind, "max_position_embeddings": 4096, "vocab_size": 32064}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava_next_video", "text_config": text}))
+    assert cap_of({"name": str(tmp_path)}, tiers={"host_bytes": "4GiB"}) == 6144 * 32 * heads * 268
+
+
 def test_a_default_cap_is_right_once_the_model_is_there(tmp_path):
     """Configurations are read before a hub's ``config.json`` is fetched, in the same process."""
     name = {"name": str(tmp_path / "later")}

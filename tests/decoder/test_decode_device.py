@@ -12,7 +12,7 @@ from cluster.codec.nvdec import Nvdec, shared_nvdec
 from cluster.config import SightlineConfig, camera_settings
 from cluster.config.camera import CameraEntry
 from cluster.decoder.footage.camera import CameraFootage
-from cluster.decoder.pipeline import CameraPipeline, DecodeDevices, PipelineSettings, PipelineStatus, pipeline_settings
+from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, PipelineStatus, pipeline_settings
 from cluster.lab.bench.gpu_frontend import host_nvdec
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.types import FrameSample, PatchGeometry
@@ -32,14 +32,14 @@ def clip(tmp_path_factory):
 class Run:
     """One camera to its end; what it sent, and its status while it ran."""
 
-    def __init__(self, source, settings: PipelineSettings, devices: DecodeDevices | None = None, then=None) -> None:
+    def __init__(self, source, settings: PipelineSettings, nvdec: Nvdec | None = None, then=None) -> None:
         self.frames: list[FrameSample] = []
         footage = CameraFootage()
         self.latest = footage.latest
         self.running: list[PipelineStatus] = []
         ended = threading.Event()
         self.pipeline = CameraPipeline(
-            "gate", source, QWEN, settings, self._send, lambda _: ended.set(), footage, devices=devices
+            "gate", source, QWEN, settings, self._send, lambda _: ended.set(), footage, nvdec=nvdec
         )
         self._then = then or (lambda _run: None)
         self.pipeline.start()
@@ -53,14 +53,9 @@ class Run:
         self._then(self)
 
 
-def on_host() -> DecodeDevices:
-    """A GPU of host memory."""
-    return DecodeDevices(host_nvdec())
-
-
 def test_a_camera_on_the_gpu_sends_what_one_on_the_cpu_sends(clip, caplog):
     with caplog.at_level(logging.INFO, "cluster.decoder.pipeline"):
-        device = Run(FileSource(clip), PipelineSettings(decode="cuda"), on_host())
+        device = Run(FileSource(clip), PipelineSettings(decode="cuda"), host_nvdec())
     host = Run(FileSource(clip), PipelineSettings())
     assert (device.status.state, device.status.decode, device.status.reason) == (CameraState.ENDED, "cuda", "")
     assert {status.reason for status in device.running} == {""}
@@ -105,8 +100,8 @@ def test_asking_for_a_gpu_that_is_not_there_falls_back_and_says_so(clip, caplog)
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_believed_gpu_that_cannot_be_opened_is_named(clip, caplog):
-    devices = DecodeDevices(Nvdec(lambda: None))
-    run = Run(FileSource(clip), PipelineSettings(decode="auto"), devices)
+    nvdec = Nvdec(lambda: None)
+    run = Run(FileSource(clip), PipelineSettings(decode="auto"), nvdec)
     assert len(run.frames) == 12
     assert caplog.messages == ["camera gate decodes on the CPU: this machine has no NVIDIA driver (libcuda.so.1)"]
 
@@ -133,11 +128,11 @@ def test_memory_exhausted_on_the_gpu_costs_the_camera_its_device_and_no_more(cli
         return scale(*arguments)
 
     monkeypatch.setattr(module, "scale_planes", short)
-    devices = on_host()
-    run = Run(FileSource(clip), PipelineSettings(decode="cuda"), devices)
+    nvdec = host_nvdec()
+    run = Run(FileSource(clip), PipelineSettings(decode="cuda"), nvdec)
     assert run.status.state is CameraState.ENDED
     assert run.status.decode == "cpu"
-    assert devices.nvdec.sessions == 0
+    assert nvdec.sessions == 0
     reason = "decodes on the CPU: the GPU failed: CUDA out of memory. Tried to allocate 2.00 GiB."
     assert run.running[-1].reason == reason
     assert caplog.messages == [f"camera gate {reason}"]
@@ -155,28 +150,28 @@ def test_an_error_of_cuda_ends_the_gpu_for_every_camera_of_the_process(clip, mon
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(module, "scale_planes", broken)
-    devices = on_host()
-    first = Run(FileSource(clip), PipelineSettings(decode="cuda"), devices)
+    nvdec = host_nvdec()
+    first = Run(FileSource(clip), PipelineSettings(decode="cuda"), nvdec)
     assert "illegal memory access" in first.running[0].reason
-    second = Run(FileSource(clip), PipelineSettings(decode="cuda"), devices)
+    second = Run(FileSource(clip), PipelineSettings(decode="cuda"), nvdec)
     assert len(second.frames) == 12
     assert "illegal memory access" in second.running[0].reason
 
 
 def test_a_camera_that_reconnects_tries_the_gpu_again(clip):
     """Pushed twice: taken sessions the first time, a free one the second."""
-    devices = on_host()
-    devices.nvdec.limit = 0
-    devices.nvdec._limited_s = devices.nvdec._clock()
+    nvdec = host_nvdec()
+    nvdec.limit = 0
+    nvdec._limited_s = nvdec._clock()
     source, file = PushSource(max_packets=1000), FileSource(clip)
     source.begin_session(file.open(), "agent-1")
     for packet in file.packets():
         assert source.offer([packet]) == 0
     source.end_session()
-    first = Run(source, PipelineSettings(decode="cuda"), devices)
+    first = Run(source, PipelineSettings(decode="cuda"), nvdec)
     assert first.running[0].reason == "decodes on the CPU: all 0 NVDEC sessions of this process are taken"
-    devices.nvdec.limit = None
-    again = Run(FileSource(clip), PipelineSettings(decode="cuda"), devices)
+    nvdec.limit = None
+    again = Run(FileSource(clip), PipelineSettings(decode="cuda"), nvdec)
     assert (again.status.decode, len(again.frames)) == ("cuda", 12)
 
 
@@ -187,7 +182,7 @@ def test_the_ladder_and_keyframes_only_work_on_the_gpu(clip):
         if len(run.frames) == 3:
             run.pipeline.set_keyframes_only(True)
 
-    run = Run(FileSource(clip), PipelineSettings(decode="cuda"), on_host(), lower)
+    run = Run(FileSource(clip), PipelineSettings(decode="cuda"), host_nvdec(), lower)
     assert [frame.duration for frame in run.frames[:3]] == [1_000_000, 2_000_000, 2_000_000]
     assert run.status.state is CameraState.ENDED
     # A keyframe is a frame of its own, with its picture twice.

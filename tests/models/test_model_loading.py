@@ -252,11 +252,12 @@ def test_a_checkpoint_of_another_family(tmp_path):
     # One that the library has, and one whose repository brings code, which it offered to run.
     for family, more in (("bert", {}), ("internvl_chat", {"auto_map": {"AutoConfig": "configuration.Config"}})):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | more))
-        with pytest.raises(ModelError) as error:
-            load_model(str(tmp_path))
-        message = one_line(error)
-        assert f"family '{family}'" in message
-        assert "qwen2_5_vl" in message
+        for load in (load_model, load_shape):
+            with pytest.raises(ModelError) as error:
+                load(str(tmp_path))
+            message = one_line(error)
+            assert f"family '{family}'" in message
+            assert "qwen2_5_vl" in message
 
 
 @pytest.mark.parametrize(
@@ -395,6 +396,27 @@ def test_a_quantised_checkpoint_for_vllm(model, saved, make_frame, tmp_path_fact
     assert write_model_folder(loaded, folder, None).weights == str(saved)
     body = json.loads((folder / "config.json").read_text())
     assert (body["quantization_config"], body["num_hidden_layers"]) == (method, len(model.layers))
+    # A tower in float8 has the shapes of one that is not: it was read without its scales.
+    tower = next(name for name in tensors if "vis" in name and name.endswith(".weight"))
+    save_file(tensors | {f"{tower}_scale": torch.ones(1)}, saved / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=rf"1 layer weights .* first being \S*{tower.split('.')[-2]}\.weight_scale"):
+        load_model(str(saved), quantised=True)
+
+
+def test_a_head_of_its_own_counts_though_the_config_leaves_it_out(internvl, tmp_path):
+    """The published InternVL3, of which `models show` forgot 1.1 GB."""
+    from safetensors.torch import load_file, save_file
+
+    internvl.model.save_pretrained(tmp_path)
+    internvl.tokenizer.save_pretrained(tmp_path)
+    tensors, config = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    head = torch.randn(next(weight.shape for name, weight in tensors.items() if "embed_tokens" in name))
+    save_file(tensors | {"lm_head.weight": head}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "tie_word_embeddings"}))
+    tied, shape = load_shape("tiny-internvl3"), load_shape(str(tmp_path))
+    sizes = [sum(weight.numel() for weight in each.model.parameters()) for each in (tied, shape)]
+    assert sizes[1] - sizes[0] == head.numel()
+    assert torch.equal(load_model(str(tmp_path)).model.lm_head.weight, head)
 
 
 def test_a_digest_has_every_weight():

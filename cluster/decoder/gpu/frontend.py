@@ -123,6 +123,11 @@ class DeviceCamera:
             self._memory = CellMemory.empty(grid, samples, device)
         return self._memory
 
+    def flush(self) -> FrameSample | None:
+        """See :meth:`PatchSampler.flush`."""
+        selection = self.sampler.flush_selection()
+        return None if selection is None else cut_selections([selection])[0]
+
     @property
     def black(self) -> torch.Tensor | None:
         """Pixels ``[height, width]`` of the scaled picture under privacy masks."""
@@ -139,31 +144,20 @@ class _Job:
 class DeviceFrontend:
     """Processes the pictures of all cameras of a process on their device, in a thread of its own."""
 
-    fatal = torch.AcceleratorError
-    """Raised when the device has failed for good, unlike when it is out of memory."""
-
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="gpu-frontend", daemon=True)
         self._thread.start()
 
-    def add_camera(self, sampler: PatchSampler) -> DeviceCamera:
-        return DeviceCamera(sampler)
-
     def process(self, camera: DeviceCamera, picture: DevicePicture) -> DeviceSample:
         """Prune a sample and cut its patches, batched with other cameras' pending ones.
 
         The decoder's surface may be released once this returns. Raises ``NotImplementedError``: a format other than
-        4:2:0; ``RuntimeError``: the device failed, or is out of memory.
+        4:2:0; ``torch.AcceleratorError``: the device has failed for good; ``RuntimeError``: it is out of memory.
         """
         done: Future[DeviceSample] = Future()
         self._jobs.put(_Job(camera, camera.sampler.prepare(picture), done))
         return done.result()
-
-    def flush(self, camera: DeviceCamera) -> FrameSample | None:
-        """See :meth:`PatchSampler.flush`."""
-        selection = camera.sampler.flush_selection()
-        return None if selection is None else cut_selections([selection])[0]
 
     def _run(self) -> None:
         while True:

@@ -16,7 +16,7 @@ Building a prompt by hand::
     served = write_model_folder(model, folder, head_sizes)
     items = [WindowItem.of(embeds, positions, content_digest(embeds), after=next_position)]
     check_items(items, served.width, model.dtype)
-    prompt = window_prompt(model.system_ids(), items, model.question_ids(text), placeholder=0)
+    prompt = window_prompt(model.system_ids(), items, model.question_ids(text))
     core = VllmCore(arguments, yes_and_no_ids, end_ids, VllmSettings())
     replies = core.answer([PromptRequest(prompt)])
 """

@@ -150,7 +150,7 @@ class WindowProcessor(BaseMultiModalProcessor[WindowInfo]):
             WindowItem.of(embeds, positions, f"dummy {number}", after=count)
             for number in range(mm_counts.get(MODALITY, 0))
         ]
-        return window_prompt([], items, [], placeholder=0)
+        return window_prompt([], items, [])
 
     def apply(self, inputs: ProcessorInputs, timing_ctx: TimingContext) -> MultiModalInput:
         del inputs, timing_ctx

@@ -73,26 +73,20 @@ def check_items(items: Sequence[WindowItem], width: int, dtype: torch.dtype) -> 
         raise ValueError("the last item must have `after`, the position of the text after it")
 
 
-def window_prompt(
-    before: Sequence[int],
-    items: Sequence[WindowItem],
-    behind: Sequence[int],
-    *,
-    placeholder: int,
-) -> MultiModalInput:
+def window_prompt(before: Sequence[int], items: Sequence[WindowItem], behind: Sequence[int]) -> MultiModalInput:
     """Render ``[before | items | behind]`` for ``AsyncLLM.generate``.
 
     Args:
         before: token ids of the system prompt, at positions 0, 1, …
         items: in prompt order; see :func:`check_items`.
         behind: token ids of the question, at positions from the last item's ``after`` on.
-        placeholder: token id that stands for embeddings; never read.
     """
     ids = list(before)
     places = []
     for item in items:
         places.append(PlaceholderRange(offset=len(ids), length=len(item)))
-        ids += [placeholder] * len(item)
+        # Any id can stand for embeddings.
+        ids += [0] * len(item)
     ids += behind
     return mm_input(
         ids,

@@ -49,7 +49,7 @@ class TimeOrderLayout:
             at = positions.next
             items = [*shown, WindowItem.of(embeds, torch.full((3, 1), at), digest, after=at + 1)]
             check_items(items, self.served.width, self.model.dtype)
-            prompt = window_prompt(self.system_ids, items, ids[1:], placeholder=0)
+            prompt = window_prompt(self.system_ids, items, ids[1:])
             requests.append(PromptRequest(prompt, 1 if answer is None else self.max_new_tokens))
         return requests
 

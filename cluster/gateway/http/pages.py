@@ -201,10 +201,10 @@ async def finish_sign_in(
         principal = await provider.redeem(code, attempt)
         session = await gateway.request_guard.keep_session(request, principal, provider.config.session)
     except SightlineError as failure:
-        guard.note_sign_in(CALLBACK, None, failure, peer_of(request))
+        guard.note_sign_in(None, failure, peer_of(request))
         reply: Response = _error_page(failure)
     else:
-        guard.note_sign_in(CALLBACK, principal, None, peer_of(request))
+        guard.note_sign_in(principal, None, peer_of(request))
         reply = RedirectResponse("/", 303, {"Cache-Control": "no-store"})
         age_s = int(provider.config.session)
         reply.set_cookie(COOKIE, session, age_s, httponly=True, samesite="strict", secure=_secure(request))

@@ -229,7 +229,7 @@ class _Camera:
 
     def run(self) -> None:
         processor, frontend = self._processor, self._frontend
-        camera = frontend.add_camera(_sampler("camera"))
+        camera = DeviceCamera(_sampler("camera"))
         try:
             processor.open(self.source.open())
             for packet in self.source.packets():

@@ -160,10 +160,10 @@ def test_a_frame_that_waits_is_completed_at_the_end(clips):
     frontend, one = shared_frontend(), camera()
     sample = frontend.process(one, device_pictures(clips["street"])[0])
     assert sample.frame is None
-    last = frontend.flush(one)
+    last = one.flush()
     assert last.complete
     assert np.array_equal(last.patches[:, 0], last.patches[:, 1])
-    assert frontend.flush(one) is None
+    assert one.flush() is None
 
 
 def test_a_picture_that_fails_fails_alone(clips):

@@ -90,7 +90,7 @@ def test_the_key_of_an_item_tells_content_place_and_order_apart() -> None:
     assert len({first.digest, *(other.digest for other in others)}) == 4
     assert WindowItem.of(embeds.clone(), positions.clone(), content_digest(embeds.clone())).digest == first.digest
 
-    prompt = window_prompt([5, 6], [others[1], first], [7], placeholder=0)
+    prompt = window_prompt([5, 6], [others[1], first], [7])
     assert prompt["prompt_token_ids"] == [5, 6, 0, 0, 0, 0, 7]
     assert [(place.offset, place.length) for place in prompt["mm_placeholders"]["image"]] == [(2, 2), (4, 2)]
     assert prompt["mm_hashes"]["image"] == [others[1].digest, first.digest]
