@@ -160,8 +160,7 @@ class AlertService:
         async for status in yielding(watched.statuses):
             picture, camera = watched.pictures.get(status.name), self._cameras.get(status.name)
             patient, stride_s = (camera.is_patient, camera.window.stride_s) if camera is not None else (False, 0.0)
-            asked = camera is None or camera.asks_at(now_s)
-            self._health.update(status, picture, now_s, patient=patient, asked=asked, stride_s=stride_s)
+            self._health.update(status, picture, now_s, patient=patient, stride_s=stride_s)
         self._changed.set()
 
     # -- operations -----------------------------------------------------------------------------
