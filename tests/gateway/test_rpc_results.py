@@ -324,7 +324,7 @@ async def test_whoever_comes_back_to_the_gateway_gets_what_was_told_meanwhile(tm
             assert again == [("cam-000", 2, 0), ("cam-000", 3, 0), ("cam-001", 3, 0)]
         assert [each.window for each in await watched(3, recent=True, cameras=["cam-000"])] == [1, 2, 3]
         # What a camera is made to forget is told to nobody, nor is anything of one that is gone.
-        await served.gateway.forget_scores("cam-000", time.time() + 1)
+        await served.gateway.forget_scores("cam-000", 0.0)
         assert [each.camera for each in await watched(1, recent=True)] == ["cam-001"]
         del served.world.cameras["cam-001"]
         served.gateway._live.look()
