@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Collection
 from typing import Any
@@ -159,18 +160,18 @@ class Gateway(ActorProcess):
     async def _replicas(self) -> Collection[str]:
         return (await self._controller.replicas({}, 0.0)).values()
 
-    async def forget_scores(self, camera: str, before_s: float) -> None:
-        """Delete the scores of a camera's windows that ended before this Unix time; called by other gateways too."""
-        self._hub.forget(lambda name: name == camera, time.time() - before_s)
+    async def forget_scores(self, camera: str, ago_s: float) -> None:
+        """Delete the scores of a camera's windows that ended more than ``ago_s`` seconds ago, 0: all. Called by other
+        gateways too, whose clocks may differ."""
+        self._hub.forget(lambda name: name == camera, ago_s)
         if self._live is not None:
-            self._live.history.forget(camera, before_s)
+            self._live.history.forget(camera, time.time() - ago_s if ago_s else math.inf)
 
     async def _delete_footage(self, camera: str, before_s: float) -> pictures_pb2.ForgetFootageReply:
-        before_unix_s = time.time() - before_s
-        await self.forget_scores(camera, before_unix_s)
+        await self.forget_scores(camera, before_s)
         reply = await self._pictures.forget(camera, before_s)
         # Last: a silent gateway must not keep the rest from being deleted.
-        others = await self._ask_others("forget_scores", camera, before_unix_s)
+        others = await self._ask_others("forget_scores", camera, before_s)
         if silent := sorted(name for name, answered in others.items() if not answered):
             names = ", ".join(silent)
             log.warning("scores of camera %s may still be shown by %s, which did not answer", camera, names)

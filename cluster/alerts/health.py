@@ -10,7 +10,7 @@ from cluster.alerts.tracker import Rule
 from cluster.config import CameraConfig
 from cluster.config.alerts import AlertsConfig, HealthConfig
 from cluster.types import CameraStatus, PictureHealth
-from cluster.types.cameras import HEALTH_SUBJECTS
+from cluster.types.cameras import HEALTH_SUBJECTS, NOT_ASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,6 @@ class HealthMonitor:
         now_s: float,
         *,
         patient: bool = False,
-        asked: bool = True,
         stride_s: float = 0.0,
     ) -> None:
         """Check one camera; each picture is evaluated once.
@@ -148,13 +147,14 @@ class HealthMonitor:
             status: current status of the camera.
             picture: its newest picture statistics, if any.
             patient: a file source, whose frames may be held back.
-            asked: whether any of its questions is scheduled now.
             stride_s: seconds between two answers at full quality.
         """
         camera = self._cameras.setdefault(status.name, _Camera())
         offline = _Finding(False) if patient and status.state == "running" else self._offline(camera, status, now_s)
         fresh = status.state == "running" and status.last_frame_age_s <= STALL_S
-        unanswered = self._unanswered(camera, status, now_s, stride_s, expected=fresh and asked and not patient)
+        # Whether a question is asked is the decoder's word: at a schedule's edges, another clock may differ by minutes.
+        expected = fresh and status.reason != NOT_ASKED and not patient
+        unanswered = self._unanswered(camera, status, now_s, stride_s, expected=expected)
         findings = {OFFLINE: offline, UNANSWERED: unanswered}
         if status.state in ("paused", "ended"):
             # No pictures arrive that could clear these conditions.

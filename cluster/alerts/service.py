@@ -160,8 +160,7 @@ class AlertService:
         async for status in yielding(watched.statuses):
             picture, camera = watched.pictures.get(status.name), self._cameras.get(status.name)
             patient, stride_s = (camera.is_patient, camera.window.stride_s) if camera is not None else (False, 0.0)
-            asked = camera is None or camera.asks_at(now_s)
-            self._health.update(status, picture, now_s, patient=patient, asked=asked, stride_s=stride_s)
+            self._health.update(status, picture, now_s, patient=patient, stride_s=stride_s)
         self._changed.set()
 
     # -- operations -----------------------------------------------------------------------------
@@ -216,7 +215,9 @@ class AlertService:
         """
         query = IncidentQuery(clip="waiting", limit=sys.maxsize)
         kept = await self._journal.read(lambda store: store.incidents(query))
-        waiting = [incident for incident in kept if incident.opened_s < self._began_s]
+        # One from the future is of a previous process as well: the clock was set back.
+        now_s = time.time()
+        waiting = [incident for incident in kept if not self._began_s <= incident.opened_s <= now_s]
         for incident in waiting:
             if incident.opened_s < since_s:
                 await self.set_clip_state(incident.id, "none", "no clip: alerting was not running")

@@ -147,7 +147,9 @@ class TimelineStore:
             self._drop_pending(removed, math.inf)
             self._removed.update(removed)
         for status in statuses:
-            known = self._known.get(status.name)
+            if (known := self._known.get(status.name)) is not None and known.at_s > now_s:
+                # Recorded before the clock was set back: not read until its time comes.
+                known = None
             change = StateChange(now_s, status.state, status.rung, status.gaps)
             same = known is not None and (known.state, known.rung) == (status.state, status.rung)
             if known is not None and same and (known.gaps == status.gaps or now_s - known.at_s < GAPS_S):

@@ -16,6 +16,8 @@ from cluster.wire.tls import PeerTls
 
 MOST_GONE = 1000
 """Limit of replicas no longer followed whose last answer number is kept."""
+CONNECT_S = 5.0
+"""Seconds that a request may wait for its connection, during which a replica may start."""
 CHANGE_S, RETRY_S = 10.0, 1.0
 """Longest wait for a change of the replicas, and the pause after a failed wait, in seconds."""
 AwaitReplicas = Callable[[dict[str, str], float], Awaitable[dict[str, str]]]
@@ -47,8 +49,8 @@ class ResultsMerger:
         self._retry_s = retry_s
         self._max_retry_s = max_retry_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        # Newest answer number by address. Numbers are above the time at which their replica started.
-        self._began, self._numbers = time.time_ns(), dict[str, int]()
+        # Newest answer number by address.
+        self._began_s, self._numbers = time.monotonic(), dict[str, int]()
 
     def follow(self, addresses: Collection[str]) -> None:
         """Follow exactly these replicas (``host:port``) from now on. Call on the event loop."""
@@ -83,8 +85,10 @@ class ResultsMerger:
             # A new channel per attempt, since the certificate may have been renewed.
             async with open_channel(address, tls=self._tls) as channel:
                 stub = results_pb2_grpc.ResultsStub(channel)
-                after = self._numbers.get(address, self._began)
-                call = stub.Watch(results_pb2.WatchRequest(recent=self._recent, after=after))
+                after = self._numbers.get(address, 0)
+                watching_s = time.monotonic() - self._began_s + CONNECT_S
+                request = results_pb2.WatchRequest(recent=self._recent, after=after, watching_s=watching_s)
+                call = stub.Watch(request)
                 connected, reason = False, "the replica ended the stream"
                 try:
                     metadata = await call.initial_metadata()

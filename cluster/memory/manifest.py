@@ -37,6 +37,8 @@ def _integers(numbers: Iterable[int] = ()) -> array[int]:
 RESTART_GAP = 10 * MICROSECONDS
 """Minimum time between the last frame before a clock restart and the first one after it: more than the interval of
 thumbnails, so that no moment gets a thumbnail from the other side."""
+LATE = 60 * MICROSECONDS
+"""How much further ahead than time has passed a clock still counts as going on: its frames may have waited."""
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class FrameLog:
     """Numbers and times (microseconds) of stored frames, ascending, and the memory's clock.
 
     Frames are renumbered, since a restarted decoder counts from 0 again. Times follow the camera's clock; if it
-    restarts at or behind the latest time, they continue from that, plus the time without frames.
+    restarts at or behind the latest time, or far ahead, they continue from that, plus the time without frames.
 
     * ``next_number``: number of the next frame
     * ``shift``: offset of the memory's clock from the camera's; ``latest``: time of the newest frame, stored or not
@@ -66,13 +68,14 @@ class FrameLog:
         """A copy of the clock with no stored frames."""
         return replace(self, numbers=_integers(), times=_integers())
 
-    def next_time(self, pts: int, *, restarts: bool, silent_s: float) -> int:
+    def next_time(self, pts: int, *, restarts: bool, silent_s: float, follows: bool) -> int:
         """Time of a camera's next frame, ``silent_s`` seconds after the previous one; ``restarts``: the camera's clock
-        may have restarted in between."""
+        may have restarted in between; ``follows``: however far ahead it is, it is right."""
         if restarts:
-            # If outages took no time, they would extend the retention.
-            gap = max(RESTART_GAP, round(silent_s * MICROSECONDS))
-            self.shift = 0 if pts > self.latest else self.latest + gap - pts
+            # If outages took no time, they would extend the retention; if clocks set ahead took any, shorten it.
+            gap, ahead = max(RESTART_GAP, round(silent_s * MICROSECONDS)), pts - self.latest
+            goes_on = 0 < ahead and (follows or ahead <= gap + LATE)
+            self.shift = 0 if goes_on else self.latest + gap - pts
         self.latest = pts + self.shift
         return self.latest
 

@@ -93,12 +93,12 @@ class StreamMemory(TieredHeads):
         with self._lock:
             return self.log.times[-1] if self.log.times else None
 
-    def next_time(self, pts: int, *, restarts: bool) -> int:
+    def next_time(self, pts: int, *, restarts: bool, patient: bool = False) -> int:
         """See :meth:`FrameLog.next_time`. Call once per frame, before it or a later one leaves the window."""
         with self._lock:
-            silent_s = time.monotonic() - self.newest_s
+            silent_s, follows = time.monotonic() - self.newest_s, patient or self._first_time is None
             self.newest_s += silent_s
-            found = self.log.next_time(pts, restarts=restarts, silent_s=silent_s)
+            found = self.log.next_time(pts, restarts=restarts, silent_s=silent_s, follows=follows)
             self._first_time = found if self._first_time is None else self._first_time
             return found
 

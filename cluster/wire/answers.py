@@ -134,8 +134,8 @@ class FanOut(Generic[T]):
         self._camera_of = camera_of
         self.lock = threading.Lock()
         self._recent: deque[Published[T]] = deque(maxlen=recent)
-        # Numbers start above those of every process that started earlier.
-        self._began = time.time_ns()
+        # Numbers differ from those of earlier processes. Compared with no other clock: hosts' clocks differ.
+        self._began, self._began_s = time.time_ns(), time.monotonic()
         self._limit = limit
         self._subscriptions: set[Subscription[T]] = set()
         self._closed = False
@@ -174,19 +174,21 @@ class FanOut(Generic[T]):
         seen: Callable[[str], bool] = lambda _: True,
         recent: bool = False,
         after: int = 0,
+        watching_s: float = 0.0,
     ) -> Subscription[T]:
         """Subscribe to items of ``cameras`` (empty: all) that are ``seen``, from now on; a context manager.
 
-        ``recent``: start with those of the last ``RECENT_S``. ``after``: start after the item of this number; items no
-        longer kept count as missed."""
+        ``recent``: start with those of the last ``RECENT_S``. ``after``: start after the item of this number, or with
+        the first item if this process began within the last ``watching_s``; items no longer kept count as missed."""
         with self.lock:
-            newest, since_s = self._began + self.published, time.monotonic() - RECENT_S
-            if 0 < after <= newest:
-                number = max(after, self._began)
+            newest, now_s = self._began + self.published, time.monotonic()
+            resumes = self._began <= after <= newest
+            if resumes or now_s - self._began_s < watching_s:
+                number = after if resumes else self._began
                 before = [each for each in self._recent if each.number > number]
                 lost = newest - number - len(before)
             else:
-                before = [each for each in self._recent if each.at_s >= since_s] if recent else []
+                before = [each for each in self._recent if each.at_s >= now_s - RECENT_S] if recent else []
                 number, lost = before[0].number - 1 if before else newest, 0
             subscription = Subscription(self, frozenset(cameras), (limit or self._limit) + len(before), seen)
             subscription.number = number
@@ -230,10 +232,10 @@ class ResultsServicer(results_pb2_grpc.ResultsServicer):
 
     async def Watch(self, request: results_pb2.WatchRequest, context: grpc.aio.ServicerContext) -> None:
         """See protos/sightline/v1/results.proto; initial metadata confirms the subscription."""
-        seen = current_principal().sees
+        wanted = {name: getattr(request, name) for name in ("recent", "after", "watching_s")}
         with (
             self._places.taken(),
-            self._hub.subscribe(request.cameras, seen=seen, recent=request.recent, after=request.after) as subscription,
+            self._hub.subscribe(request.cameras, seen=current_principal().sees, **wanted) as subscription,
         ):
             await context.send_initial_metadata(((NUMBER, str(subscription.number)),))
             async for answer, missed in subscription:

@@ -6,6 +6,7 @@ import sqlite3
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from sink_parts import Receiver
@@ -156,12 +157,17 @@ async def test_a_disk_that_does_not_write_loses_neither_end_nor_clip(tmp_path, m
         assert (found.open, found.clip) == (False, "whole")
 
 
-async def test_clips_that_nobody_makes_any_more_are_told_not_to_come(tmp_path, make):
-    """Alerting was restarted: of what is too long ago nothing is held, and what is recent is made again."""
+@pytest.mark.parametrize("ahead_s", [0.0, 300.0])
+async def test_clips_that_nobody_makes_any_more_are_told_not_to_come(tmp_path, make, monkeypatch, ahead_s):
+    """Alerting was restarted: of what is too long ago nothing is held, and what is recent is made again. Also where the
+    clock was ahead before."""
     async with running(tmp_path) as service:
+        clock = SimpleNamespace(time=lambda: time.time() + ahead_s, monotonic=time.monotonic)
+        monkeypatch.setattr("cluster.alerts.wall_clock.time", clock)
         service.accept_answer(make.answer(0))
         [old] = service.open_incidents()
         await service._flush()
+    monkeypatch.undo()
     # More are newer than a list of incidents has.
     kept = AlertStore(tmp_path / FILE)
     ended = replace(old, ended_s=old.opened_s, opened_s=old.opened_s + 0.001, clip="whole")
@@ -171,7 +177,7 @@ async def test_clips_that_nobody_makes_any_more_are_told_not_to_come(tmp_path, m
     async with running(tmp_path) as service:
         with service.follow() as follower:
             assert [each.id for each in await service.pending_clips(old.opened_s)] == [old.id]
-            assert await service.pending_clips(now_s + 600) == []
+            assert await service.pending_clips(now_s + 600 + ahead_s) == []
             [clip] = await told(follower, 1)
         assert (clip.incident.clip, clip.cause) == ("none", "clip")
         assert clip.incident.footage_note == "no clip: alerting was not running"

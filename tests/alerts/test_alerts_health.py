@@ -16,6 +16,7 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.config.alerts import HealthConfig
 from cluster.decoder.picture_statistics import LONGEST_GAP_S, SETTLE_S, PictureStatistics
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
+from cluster.types.cameras import NOT_ASKED
 
 NOW = 1_700_000_000.0
 RULES = HealthConfig()
@@ -197,8 +198,8 @@ def test_pictures_that_nobody_answers(make):
     )
     told = [event for second in range(300, 330) for event in look(second, second // 8)]
     assert told == [(310, "end", "camera-unanswered")]
-    shed = [event for second in range(400, 900) for event in look(second, 41, windows_per_s=0.0)]
-    assert shed == []
+    for begin, unexpected in (400, {"windows_per_s": 0.0}), (900, {"reason": NOT_ASKED}):
+        assert [event for second in range(begin, begin + 500) for event in look(second, 41, **unexpected)] == []
 
 
 def test_a_long_stride_is_no_silence(make):

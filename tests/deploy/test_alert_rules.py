@@ -325,15 +325,23 @@ def test_answers_that_alerting_did_not_get_are_lost_alerts_and_those_of_watchers
 
 
 @needs_promtool
-def test_a_camera_that_is_answered_is_not_called_unanswered(tmp_path):
-    series = {
-        S + 'camera_answered_timestamp_seconds{camera="gate",process="replica-0"}': "0+60x60",
-        STATE % ("gate", "running"): "1x60",
-        S + 'camera_quality{camera="gate",process="decoder-0"}': "1x60",
-        ASKED % "gate": "1x60",
-    }
+def test_whether_a_camera_is_answered_does_not_depend_on_its_replicas_clock(tmp_path):
+    """Which is right, or ten minutes behind or ahead; the last was not answered for an hour."""
     name = "SightlineCameraUnanswered"
-    code, said = promtool("test", "rules", written(tmp_path, name, [case(name, series, fires=False)]))
+    cases = [
+        case(
+            name,
+            {
+                S + 'camera_answered_timestamp_seconds{camera="gate",process="replica-0"}': answered,
+                STATE % ("gate", "running"): "1x60",
+                S + 'camera_quality{camera="gate",process="decoder-0"}': "1x60",
+                ASKED % "gate": "1x60",
+            },
+            fires=fires,
+        )
+        for answered, fires in (("0+60x60", False), ("-600+60x60", False), ("600+60x60", False), ("4200x60", True))
+    ]
+    code, said = promtool("test", "rules", written(tmp_path, name, cases))
     assert code == 0, said
 
 

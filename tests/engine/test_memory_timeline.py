@@ -155,7 +155,9 @@ def asked(model: VisionLanguageModel, pause_s: int, memory_s: float | None = Non
         retriever_options={"share": 1.0},
         organiser="resv",
     )
-    engine.admit(StreamSpec("cam", (Question("q", TEXT),), 8.0, 4.0, static_gate=False, memory=memory))
+    # Patient, as if read from a file: no time passes here.
+    spec = StreamSpec("cam", (Question("q", TEXT),), 8.0, 4.0, static_gate=False, memory=memory, patient=True)
+    engine.admit(spec)
     size = 112 if engine.geometry.square is None else engine.geometry.square
     camera = SyntheticCamera("cam", engine.geometry, width=size, height=size, anchor_every=4)
     frame_s = model.geometry.temporal / 2

@@ -141,6 +141,17 @@ async def test_a_watcher_that_leaves_is_forgotten(until):
         await until(lambda: len(hub._subscriptions) == 0)
 
 
+def make_hub(monkeypatch, *, ahead_s=0.0, ago_s=0.0, **limits):
+    """A hub made ``ago_s`` seconds ago at a host whose clock is ``ahead_s`` ahead."""
+    with monkeypatch.context() as there:
+        clocks = {
+            "monotonic": lambda: time.monotonic() - ago_s,
+            "time_ns": lambda: time.time_ns() + round(1e9 * (ahead_s - ago_s)),
+        }
+        there.setattr(answers, "time", SimpleNamespace(**clocks))
+        return AnswerHub(**limits)
+
+
 @asynccontextmanager
 async def merging():
     hub = AnswerHub()
@@ -186,9 +197,9 @@ async def test_a_replica_that_comes_back_is_followed_again(make, until, caplog):
             assert (await take(merged, 1))[0][0].window == 1
 
 
-async def test_answers_of_a_break_come_after_it_and_what_is_gone_by_then_is_counted(make, until):
+async def test_answers_of_a_break_come_after_it_and_what_is_gone_by_then_is_counted(make, monkeypatch, until):
     """Of a watcher that began with what came from then on, too."""
-    hub = AnswerHub(recent=3)
+    hub = make_hub(monkeypatch, ago_s=60.0, recent=3)
     hub.publish([make.answer(0)])
     async with merging() as (merger, merged):
         async with serving(hub) as address:
@@ -205,13 +216,26 @@ async def test_answers_of_a_break_come_after_it_and_what_is_gone_by_then_is_coun
             assert got == [(7, 5), (8, 0), (9, 0)]
 
 
-async def test_a_replica_that_begins_later_is_followed_from_its_first_answer(make):
+@pytest.mark.parametrize("ahead_s", [0.0, 300.0, -300.0])
+async def test_a_replica_that_begins_later_is_followed_from_its_first_answer(make, monkeypatch, ahead_s):
+    """Also where its host's clock is minutes off."""
     async with merging() as (merger, merged):
-        hub = AnswerHub(recent=2)
+        hub = make_hub(monkeypatch, ahead_s=ahead_s, recent=2)
         hub.publish(make.answer(window) for window in range(3))
         async with serving(hub) as address:
             merger.follow([address])
             assert [(answer.window, missed) for answer, missed in await take(merged, 2)] == [(1, 1), (2, 0)]
+
+
+@pytest.mark.parametrize("ahead_s", [300.0, -300.0])
+async def test_of_a_replica_that_began_earlier_nothing_counts_as_missed_whatever_its_clock(make, monkeypatch, until, ahead_s):
+    hub = make_hub(monkeypatch, ahead_s=ahead_s, ago_s=60.0, recent=2)
+    hub.publish(make.answer(window) for window in range(3))
+    async with serving(hub) as address, merging() as (merger, merged):
+        merger.follow([address])
+        await until(lambda: len(hub._subscriptions) == 1)
+        hub.publish([make.answer(3)])
+        assert [(answer.window, missed) for answer, missed in await take(merged, 1)] == [(3, 0)]
 
 
 async def test_a_replica_is_followed_again_after_a_failure_of_another_kind(make, monkeypatch, until):
@@ -324,7 +348,7 @@ async def test_whoever_comes_back_to_the_gateway_gets_what_was_told_meanwhile(tm
             assert again == [("cam-000", 2, 0), ("cam-000", 3, 0), ("cam-001", 3, 0)]
         assert [each.window for each in await watched(3, recent=True, cameras=["cam-000"])] == [1, 2, 3]
         # What a camera is made to forget is told to nobody, nor is anything of one that is gone.
-        await served.gateway.forget_scores("cam-000", time.time() + 1)
+        await served.gateway.forget_scores("cam-000", 0.0)
         assert [each.camera for each in await watched(1, recent=True)] == ["cam-001"]
         del served.world.cameras["cam-001"]
         served.gateway._live.look()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from types import SimpleNamespace
 
 from gateway_parts import serving
@@ -92,14 +93,24 @@ async def test_scores_are_deleted_at_every_gateway_or_it_is_said(tmp_path, monke
         async def forget():
             return await client("POST", "/v1/forget", {"camera": "cam-000", "before_s": 0})
 
+        answers = served.world.tick(1.0)
+
+        async def watch():
+            served.publish(answers)
+            async with asyncio.timeout(30.0):
+                while not any((await scores()).values()):
+                    await asyncio.sleep(0.02)
+
         served.gateway._live.start()
-        served.publish(served.world.tick(1.0))
-        for _ in range(100):
-            if await scores():
-                break
-            await asyncio.sleep(0.02)
-        assert any((await scores()).values())
-        assert (await forget())[0] == 200
+        await watch()
+        # The others' clocks are five minutes ahead: what this gateway tells them must not be a time.
+        behind = SimpleNamespace(time=lambda: time.time() - 300.0)
+        with monkeypatch.context() as asking:
+            asking.setattr(actor, "time", behind)
+            assert (await forget())[0] == 200
+        assert not any((await scores()).values())
+        await watch()
+        await served.gateway.forget_scores(*served.world.others["gateway-1"].told[0])
         assert not any((await scores()).values())
         assert [[camera for camera, _ in each.told] for each in served.world.others.values()] == [["cam-000"]] * 2
         served.world.others["gateway-2"].answers = False

@@ -169,7 +169,8 @@ class NativeEngine(Engine):
         stream = self._stream(sample.stream)
         if self.memories is not None and sample.stream in self.memories:
             newest, (memory, _) = stream.frames[-1], self.memories.get_memory(sample.stream)
-            newest.memory_time = memory.next_time(sample.pts, restarts=newest.slot == 0)
+            restarts, patient = newest.slot == 0, stream.spec.patient
+            newest.memory_time = memory.next_time(sample.pts, restarts=restarts, patient=patient)
         stream.waiting_rows += sample.tokens
         if stream.waiting_rows >= self.ahead_rows[0]:
             self._ready[sample.stream] = None

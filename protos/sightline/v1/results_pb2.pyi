@@ -7,14 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WatchRequest(_message.Message):
-    __slots__ = ("cameras", "recent", "after")
+    __slots__ = ("cameras", "recent", "after", "watching_s")
     CAMERAS_FIELD_NUMBER: _ClassVar[int]
     RECENT_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    WATCHING_S_FIELD_NUMBER: _ClassVar[int]
     cameras: _containers.RepeatedScalarFieldContainer[str]
     recent: bool
     after: int
-    def __init__(self, cameras: _Optional[_Iterable[str]] = ..., recent: _Optional[bool] = ..., after: _Optional[int] = ...) -> None: ...
+    watching_s: float
+    def __init__(self, cameras: _Optional[_Iterable[str]] = ..., recent: _Optional[bool] = ..., after: _Optional[int] = ..., watching_s: _Optional[float] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("camera", "window", "start", "end", "question", "score", "positive", "text", "gated", "tokens", "timing", "missed", "trace", "incarnation", "memory_shift", "number", "age_s")
