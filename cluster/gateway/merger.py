@@ -29,7 +29,8 @@ class ResultsMerger:
     """Watches a changing set of replicas, reconnecting with backoff.
 
     A reconnect resumes after the last answer received; a replica that started later is read from its first answer.
-    Answers that it no longer has count as missed. ``recent``: also get the last minute's answers of older ones.
+    Answers that it no longer has count as missed. Older ones are read from the last minute's answers, since a process
+    that follows them may have been restarted.
     """
 
     def __init__(
@@ -38,17 +39,15 @@ class ResultsMerger:
         *,
         retry_s: float = 0.2,
         max_retry_s: float = 5.0,
-        recent: bool = False,
         tls: PeerTls | None = None,
     ) -> None:
         self._hub = hub
-        self._recent = recent
         self._tls = tls
         self._retry_s = retry_s
         self._max_retry_s = max_retry_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # Newest answer number by address. Numbers are above the time at which their replica started.
-        self._began, self._numbers = time.time_ns(), dict[str, int]()
+        self._began, self._numbers = time.time_ns() // 1000, dict[str, int]()
 
     def follow(self, addresses: Collection[str]) -> None:
         """Follow exactly these replicas (``host:port``) from now on. Call on the event loop."""
@@ -84,7 +83,7 @@ class ResultsMerger:
             async with open_channel(address, tls=self._tls) as channel:
                 stub = results_pb2_grpc.ResultsStub(channel)
                 after = self._numbers.get(address, self._began)
-                call = stub.Watch(results_pb2.WatchRequest(recent=self._recent, after=after))
+                call = stub.Watch(results_pb2.WatchRequest(recent=True, after=after))
                 connected, reason = False, "the replica ended the stream"
                 try:
                     metadata = await call.initial_metadata()
