@@ -148,7 +148,6 @@ class Rehearse(Body):
 async def replay(body: Replay, gateway: Gateway) -> Stream:
     """Answer a yes/no question on a camera's past windows; streams the scores."""
     asked = memory_pb2.ReplayRequest(**body.model_dump(exclude={"timeout_s"}))
-    # The newest frame is taken to be of now, to convert ages to Unix times.
     now_s = time.time()
 
     def line(window: memory_pb2.ReplayedWindow) -> dict[str, Any]:
