@@ -160,7 +160,7 @@ class MemoryStatus:
 
     * ``oldest``, ``newest``: times of the stored frames, microseconds on the memory's clock; 0 if it is empty
     * ``tokens``: over all layers and heads; ``tier_bytes``: KV bytes by tier, ``recent`` for frames not in a tier yet
-    * ``counts``: see :class:`~cluster.memory.memory_counts.MemoryCounts`; ``tier_states``: error by tier, empty if none
+    * ``counts``: of frames and tokens, by what happened to them; ``tier_states``: error by tier, empty if none
     """
 
     camera: str
