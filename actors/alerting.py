@@ -56,7 +56,7 @@ class Alerting(InnerProcess):
         self._spans = make_spans(config.tracing, "alerting")
         self._traces = AlertTraces(self._spans) if self._spans is not None else None
         self._hub = AnswerHub(limit=ANSWERS)
-        self._merger = ResultsMerger(self._hub, recent=True, tls=self._tls)
+        self._merger = ResultsMerger(self._hub, tls=self._tls)
         self._run_id = run_id
         self._locks: list[FolderLock] = []
         self._server = RpcServer(tls=self._tls)

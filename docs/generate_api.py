@@ -51,7 +51,7 @@ keys and query parameters are refused, but for OpenAI's. Errors have a status an
 
 Keys that end in `_s` are seconds, those that are a time since 1970; `start`, `end`, `oldest` and `newest` are
 microseconds of the camera's own clock, in answers about the past of its memory's. Clients have to take keys, values and
-events that they do not know: `v1` may gain some.
+events that they do not know: `v1` may gain some. (TypeScript: `openapi-typescript --default-non-nullable=false`.)
 
 Every reply has an `X-Request-Id`, which the gateway's log has too; a request may bring its own. Requests that another
 web page makes a browser send are refused. A gateway without tokens that listens on this machine only also refuses
@@ -115,15 +115,38 @@ Snapshots and clips also come in ranges (`Range`, `If-Range`). Of a picture, `X-
 sampled and `X-Pts` when, on the camera's clock in microseconds; of a file, `X-Note` is what is missing in it.
 """
 
+GRPC = """
+# gRPC
+
+The gateway's services, package `sightline.v1` in `protos/`, with the role each call needs. Reflection (`v1alpha`) needs
+a token with the role `view`.
+
+```js
+const protos = ["cameras", "incidents", "results"].map((name) => `sightline/v1/${name}.proto`);
+const options = { includeDirs: ["protos"], keepCase: true, longs: Number, enums: String, defaults: true };
+const { v1 } = grpc.loadPackageDefinition(protoLoader.loadSync(protos, options)).sightline;
+const metadata = new grpc.Metadata();
+metadata.set("authorization", `Bearer ${token}`);
+const results = new v1.Results("gateway:50051", grpc.credentials.createSsl(ca), { "grpc.keepalive_time_ms": 20000 });
+results.Watch({ cameras: ["gate"], recent: true }, metadata).on("data", (answer) => console.log(answer));
+```
+
+* Times: `_s` are seconds, those that are a time since 1970; int64 are microseconds. Whole numbers stay below 2^53.
+* A list of cameras takes about 0.4 KiB of each: for more than 10,000, raise the client's limit of 4 MiB a message.
+  Requests have at most `gateway.max_packet_bytes` (4 MiB) and a MiB, uncompressed.
+* Watch and Follow may be silent for hours: send keepalive pings, at least 10 s apart. After any error but
+  `INVALID_ARGUMENT` and `PERMISSION_DENIED`, call again with growing pauses; Watch with `after` and `recent`, Follow
+  with `open`, then List and Get for those that were open before and have ended.
+* The trailing metadata `sightline-error` is there if the message is our sentence. `RESOURCE_EXHAUSTED` with
+  `RateLimitError` means to wait a second (`security.calls_per_s`); otherwise there is no room.
+"""
+
 
 def page() -> str:
     """The whole page."""
     described = document()
     parts = [BEGINNING, "\n## Endpoints\n", *_routes(described), "\n## Schemas\n", *_forms(described)]
-    parts += [
-        "\n# gRPC\n\nThe gateway's services, package `sightline.v1`, with the role each call needs.\n",
-        *_services(),
-    ]
+    parts += [GRPC, *_services()]
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -80,7 +80,7 @@ def list_tokens(file: File = DEFAULT_FILE, json: Json = None) -> None:
 
 @app.command()
 def revoke(name: Annotated[str, typer.Argument(help="As shown by `tokens list`.")], file: File = DEFAULT_FILE) -> None:
-    """Remove a token; a running gateway rejects it within a second. Calls in progress continue.
+    """Remove a token; a running gateway rejects it within a second, and ends streams within 15 s.
 
     $ sightline tokens revoke control-room --file tokens.json
     """

@@ -36,7 +36,7 @@ FORMAT = 1
 class Incident:
     """One ongoing or ended incident at a camera; overlapping windows belong to one incident.
 
-    * ``subject``: the question's id, or one of :data:`HEALTH_SUBJECTS`
+    * ``subject``: the question's id, or a health condition (docs/alerts.md)
     * ``start``, ``end``: period on the camera's own clock, microseconds
     * ``score``: highest so far, 0..1; ``windows``: number of positive windows (0 for health incidents)
     * ``level``: highest threshold at which it would have opened: the lowest score of its best ``consecutive`` windows
@@ -124,7 +124,7 @@ class AlertEvent:
 
     ``key`` is the idempotency key: receivers drop events they have seen. ``silent``: recorded, but not sent to sinks.
     ``before_s``: Unix time of the incident's previous event addressed to sinks, None for the first. Events caused by
-    ``clip`` and ``review`` go to followers only, see :func:`clip_settled`.
+    ``clip`` and ``review`` go to followers only.
     """
 
     key: str

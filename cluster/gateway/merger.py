@@ -31,7 +31,8 @@ class ResultsMerger:
     """Watches a changing set of replicas, reconnecting with backoff.
 
     A reconnect resumes after the last answer received; a replica that started later is read from its first answer.
-    Answers that it no longer has count as missed. ``recent``: also get the last minute's answers of older ones.
+    Answers that it no longer has count as missed. Older ones are read from the last minute's answers, since a process
+    that follows them may have been restarted.
     """
 
     def __init__(
@@ -40,11 +41,9 @@ class ResultsMerger:
         *,
         retry_s: float = 0.2,
         max_retry_s: float = 5.0,
-        recent: bool = False,
         tls: PeerTls | None = None,
     ) -> None:
         self._hub = hub
-        self._recent = recent
         self._tls = tls
         self._retry_s = retry_s
         self._max_retry_s = max_retry_s
@@ -87,7 +86,7 @@ class ResultsMerger:
                 stub = results_pb2_grpc.ResultsStub(channel)
                 after = self._numbers.get(address, 0)
                 watching_s = time.monotonic() - self._began_s + CONNECT_S
-                request = results_pb2.WatchRequest(recent=self._recent, after=after, watching_s=watching_s)
+                request = results_pb2.WatchRequest(recent=True, after=after, watching_s=watching_s)
                 call = stub.Watch(request)
                 connected, reason = False, "the replica ended the stream"
                 try:

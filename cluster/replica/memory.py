@@ -119,7 +119,7 @@ class WorkerMemory:
                 raise
             if not ask.standing:
                 metrics.record_ask(result)
-            yield result
+            yield replace(result, newest_age_s=self._age_s(ask.stream, result.newest))
         finally:
             done.cancel()
 
@@ -163,7 +163,13 @@ class WorkerMemory:
         if newest <= 0 or (spec := self._specs.get(camera)) is None:
             raise NotReadyError(f"camera {camera!r} has seen nothing yet; replay after its first window")
         oldest = status.oldest if status.frames else max(0, newest - round(spec.window_s * MICROSECONDS))
-        return ReplayRange(oldest, newest, spec.window_s, spec.stride_s)
+        return ReplayRange(oldest, newest, spec.window_s, spec.stride_s, self._age_s(camera, newest))
+
+    def _age_s(self, camera: str, at: int) -> float:
+        """Seconds since ``at`` on the memory's clock; 0 before this replica has got a frame of the camera."""
+        newest, now_s = self._album.newest_pts(camera), time.monotonic()
+        silent_s = now_s - self._newest_s.get(camera, now_s)
+        return 0.0 if newest is None else max(0.0, silent_s + (newest - at) / MICROSECONDS)
 
     async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
         """The thumbnail nearest to the middle of each moment; ``b""`` if there is none."""

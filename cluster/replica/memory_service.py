@@ -43,16 +43,17 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 @dataclass(frozen=True, slots=True)
 class ReplayRange:
-    """``oldest``, ``newest``: bounds, in microseconds on the camera's clock, of what window and memory hold;
-    ``length_s``, ``stride_s``: of its windows."""
+    """``oldest``, ``newest``: bounds, in microseconds on the memory's clock, of what window and memory hold;
+    ``length_s``, ``stride_s``: of its windows; ``newest_age_s``: seconds since ``newest`` was seen."""
 
     oldest: int
     newest: int
     length_s: float
     stride_s: float
+    newest_age_s: float = 0.0
 
     def spans(self, since_s: float | None, most: int) -> list[tuple[int, int]]:
-        """Windows to replay, ``(start, end)`` on the camera's clock, oldest first, ending whole strides before the
+        """Windows to replay, ``(start, end)`` on the memory's clock, oldest first, ending whole strides before the
         newest frame.
 
         Args:
@@ -133,7 +134,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
                 replayed = memory_pb2.ReplayedWindow(
                     start=span[0],
                     end=span[1],
-                    ago_s=(there.newest - span[1]) / MICROSECONDS,
+                    ago_s=there.newest_age_s + (there.newest - span[1]) / MICROSECONDS,
                     score=score,
                     done=number,
                     total=len(spans),

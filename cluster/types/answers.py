@@ -118,6 +118,7 @@ class AskResult:
     """Complete answer to a free question, with statistics.
 
     * ``moments``: heaviest first; ``oldest``, ``newest``: times of the oldest and newest frame available to the answer
+    * ``newest_age_s``: seconds since the newest one was seen
     * ``tokens_held``, ``tokens_read``: memory tokens over all layers and heads; ``bytes_read``: from the tiers
     * ``first_token_s``: from the start of the computation; ``degraded``: part of the memory was unavailable
     * ``prompt_tokens``: text tokens of the question and the previous turns; ``answer_tokens``: of the answer
@@ -138,6 +139,7 @@ class AskResult:
     prompt_tokens: int = 0
     answer_tokens: int = 0
     yes: float = 0.0
+    newest_age_s: float = 0.0
 
     @property
     def says_yes(self) -> bool:
@@ -158,7 +160,7 @@ class MemoryStatus:
 
     * ``oldest``, ``newest``: times of the stored frames, microseconds on the memory's clock; 0 if it is empty
     * ``tokens``: over all layers and heads; ``tier_bytes``: KV bytes by tier, ``recent`` for frames not in a tier yet
-    * ``counts``: see :class:`~cluster.memory.memory_counts.MemoryCounts`; ``tier_states``: error by tier, empty if none
+    * ``counts``: of frames and tokens, by what happened to them; ``tier_states``: error by tier, empty if none
     """
 
     camera: str

@@ -176,12 +176,12 @@ class LastAnswer(Packed):
 class CameraStatus(Packed):
     """One camera as ``cameras list`` shows it. Counters start when the camera is added; unknown sizes are 0.
 
-    ``memory_bytes``, ``memory_frames``: size of its memory; ``memory_oldest_s``: age of the oldest frame there;
-    ``memory_state``: why part of it is unavailable, else empty. ``rung``: of the quality ladder; ``rung_reason``: why
-    it is not the top one. ``windows_per_s``, ``expected_lag_s``: the scheduler's estimates, the latter from a window's
-    last frame to its answer; 0 without a cost estimate. ``manager``: the only party that may change the camera
-    (``cluster.control.cameras.managed``). ``life``: see :class:`StreamSpec`. ``decode``: "cuda" or "cpu", with the
-    share of frames that lazy decoding skips, or why it skips none; empty until it is known.
+    ``memory_bytes``, ``memory_frames``: size of its memory; ``memory_oldest_s``: from its oldest frame to its
+    newest; ``memory_state``: why part of it is unavailable, else empty. ``rung``: of the quality ladder;
+    ``rung_reason``: why it is not the top one. ``windows_per_s``, ``expected_lag_s``: the scheduler's estimates, the
+    latter from a window's last frame to its answer; 0 without a cost estimate. ``manager``: the only party that may
+    change the camera. ``life``: changes when it is removed and added again. ``decode``: "cuda" or "cpu", with the share
+    of frames that lazy decoding skips, or why it skips none; empty until it is known.
     """
 
     name: str

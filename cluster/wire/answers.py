@@ -134,8 +134,9 @@ class FanOut(Generic[T]):
         self._camera_of = camera_of
         self.lock = threading.Lock()
         self._recent: deque[Published[T]] = deque(maxlen=recent)
-        # Numbers differ from those of earlier processes. Compared with no other clock: hosts' clocks differ.
-        self._began, self._began_s = time.time_ns(), time.monotonic()
+        # Numbers differ from those of earlier processes. They are not compared with another host's clock, and are
+        # microseconds, since JavaScript rounds whole numbers of more than 53 bits.
+        self._began, self._began_s = time.time_ns() // 1000, time.monotonic()
         self._limit = limit
         self._subscriptions: set[Subscription[T]] = set()
         self._closed = False

@@ -105,8 +105,8 @@ def all_from_proto(message: memory_pb2.AskAllEvent) -> CameraOutcome | AskAllPro
 
 
 def ago_s(result: AskResult, moment: Moment) -> float:
-    """Seconds from a moment's start to the newest frame available to the answer."""
-    return max(0.0, (result.newest - moment.start) / MICROSECONDS)
+    """Seconds since a moment's start was seen."""
+    return max(0.0, result.newest_age_s + (result.newest - moment.start) / MICROSECONDS)
 
 
 def outcome_body(outcome: AskOutcome, pictures: Sequence[str | None] = ()) -> dict[str, Any]:

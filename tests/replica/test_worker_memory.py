@@ -329,6 +329,25 @@ async def test_what_a_camera_saw_before_it_fell_silent_is_as_old_as_it_is(
         assert (answer.oldest, answer.newest) == (oldest, 23_000_000)
 
 
+async def test_what_is_told_of_a_silent_camera_is_as_long_ago_as_it_is(place: Place, clock: SimpleNamespace) -> None:
+    """A camera that was offline for an hour: the replayed windows were given Unix times of that hour."""
+    memory = WorkerMemory(place.worker, ThumbnailStore(every_s=1.0), place.bank, timeout_s=WAIT_S)
+    memory.register_camera(place.open())
+    place.feed(24)
+    for index in range(24):
+        memory.add_frame(sample("a", index))
+    clock.s += 3600.0
+    async with serving(MemoryServicer(memory)) as address, open_channel(address) as channel:
+        stub = memory_pb2_grpc.MemoryStub(channel)
+        *_, answered = [each async for each in stub.Ask(memory_pb2.AskRequest(camera="a", text="What?"))]
+        *_, window = [each async for each in stub.Replay(memory_pb2.ReplayRequest(camera="a", text="What?"))]
+    assert answered.result.newest_age_s == 3600.0
+    assert answered.result.moments
+    for moment in answered.result.moments:
+        assert moment.ago_s == 3600.0 + 23 - moment.start / 1e6
+    assert window.ago_s == pytest.approx(3600.0, abs=1e-5)
+
+
 @pytest.mark.parametrize("ago_s", [None, 12.0])
 @pytest.mark.parametrize("written", [False, True])
 async def test_a_camera_that_its_replica_has_not_given_away_yet_forgets_there_too(

@@ -11,11 +11,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from typing_extensions import is_typeddict
 
 from cluster.alerts.tracker import Rule
 from cluster.gateway.console import STATIC, Files
 from cluster.gateway.guard import Guard
-from cluster.gateway.http import cameras, fleet, incidents, memory, openai, pages, pictures
+from cluster.gateway.http import cameras, fleet, forms, incidents, memory, openai, pages, pictures
 from cluster.gateway.http.calls import InProcessCalls
 from cluster.gateway.http.free_questions import FreeQuestions
 from cluster.gateway.http.live import Live
@@ -115,6 +116,12 @@ def document() -> dict[str, Any]:
             if "206" in operation["responses"]:
                 operation["responses"]["206"]["content"] = done["content"]
             del operation["x-body-bytes"]
+    for name, form in found["components"]["schemas"].items():
+        # Replies of dataclasses have all keys, those with a default in Python too.
+        if "additionalProperties" not in form and not is_typeddict(getattr(forms, name, None)):
+            form["required"] = list(form["properties"])
+            for field in form["properties"].values():
+                field.pop("default", None)
     session = {"type": "apiKey", "in": "cookie", "name": COOKIE, "description": "Issued by POST /v1/session."}
     found["components"]["securitySchemes"] = {
         "token": {"type": "http", "scheme": "bearer", "description": "An API token."},

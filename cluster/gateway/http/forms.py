@@ -174,6 +174,7 @@ class AskReply(TypedDict):
     moments: list[ToldMoment]
     oldest: int
     newest: int
+    newest_age_s: float
     tokens_held: int
     tokens_read: int
     bytes_read: int

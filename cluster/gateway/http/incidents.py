@@ -51,10 +51,11 @@ Since = Annotated[Number, Query(description="Only those opened at or after this 
 Before = Annotated[str, Query(description="Id of the last incident of the previous page.")]
 Reviewed = Annotated[str, Query(description="Only `confirmed`, `rejected` or `unreviewed` ones.")]
 Limit = Annotated[Count, Query(description="Maximum number; default 100, at most 1000.")]
+Muted = Annotated[str, Query(description="As listed; default: `*`.")]
 Dead = Annotated[Count, Query(description="Number of dead letters to list.")]
 
 
-@router.on("GET /v1/incidents", f"{SERVICE}List", Incidents)
+@router.on("GET /v1/incidents", f"{SERVICE}List", Incidents, errors=(404,))
 async def list_incidents(
     gateway: Gateway,
     camera: OfCamera = "",
@@ -113,8 +114,8 @@ async def mute(body: MuteFor, gateway: Gateway) -> Reply:
 
 
 @router.on("DELETE /v1/mutes", f"{SERVICE}Unmute", Mutes)
-async def unmute(gateway: Gateway, camera: OfCamera = "", subject: OfSubject = "") -> Reply:
-    """Remove a mute, named as listed; idempotent. Returns the active mutes."""
+async def unmute(gateway: Gateway, camera: Muted = "*", subject: Muted = "*") -> Reply:
+    """Remove one mute; idempotent. Returns the active mutes."""
     return await _mutes(gateway, "Unmute", incidents_pb2.UnmuteRequest(camera=camera, subject=subject))
 
 

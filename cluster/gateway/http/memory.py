@@ -41,7 +41,10 @@ Conversation = Annotated[str, AfterValidator(partial(memory_wire.check_name, wha
 
 
 class Ask(Body):
-    """A question about what a camera has seen; see ``AskRequest`` in protos/sightline/v1/memory.proto."""
+    """A question about what a camera has seen.
+
+    ``conversation``: of an earlier result, continued; ``since_s``: only of the last seconds before the newest frame, 0:
+    all; ``max_new_tokens``: 0: the cluster's limit; ``with_pictures``: one of each moment; ``timeout_s``: 0: 300."""
 
     camera: Camera
     text: Question
@@ -53,7 +56,10 @@ class Ask(Body):
 
 
 class AskEvery(Body):
-    """A question to every camera that the token may see; see ``AskAllRequest``."""
+    """A question to every camera that the token may see.
+
+    As in ``Ask``; ``max_new_tokens``: of each camera, 0: 16; ``at_once``: cameras asked concurrently, 0: 8;
+    ``deadline_s``: after which cameras stay unanswered, 0: 60."""
 
     text: Question
     cameras: list[Text] = Field(default_factory=list, max_length=100, description="Name patterns; empty: all.")
@@ -119,7 +125,10 @@ Window = Annotated[list[Number], Field(min_length=3, max_length=3)]
 
 
 class Replay(Body):
-    """A yes/no question to replay on a camera's past; see ``ReplayRequest`` in protos/sightline/v1/memory.proto."""
+    """A yes/no question to replay on a camera's past.
+
+    ``since_s``: only windows of the last seconds before the newest frame, 0: all; ``windows``: at most so many, evenly
+    spread, up to 480, 0: 240; ``timeout_s``: 0: 300."""
 
     camera: Camera
     text: Question
@@ -148,7 +157,6 @@ class Rehearse(Body):
 async def replay(body: Replay, gateway: Gateway) -> Stream:
     """Answer a yes/no question on a camera's past windows; streams the scores."""
     asked = memory_pb2.ReplayRequest(**body.model_dump(exclude={"timeout_s"}))
-    # The newest frame is taken to be of now, to convert ages to Unix times.
     now_s = time.time()
 
     def line(window: memory_pb2.ReplayedWindow) -> dict[str, Any]:

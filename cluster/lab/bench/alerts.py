@@ -268,7 +268,7 @@ async def serve_alerting(replica: str, hook: str, folder: Path) -> None:
     service = AlertService(configuration(hook), folder)
     await service.start()
     hub = AnswerHub(limit=50_000)
-    merger = ResultsMerger(hub, recent=True)
+    merger = ResultsMerger(hub)
     with hub.subscribe() as answers:
         merger.follow([replica])
         print("{}", flush=True)

@@ -94,7 +94,8 @@ class CamerasServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """NOT_FOUND: no such camera.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -108,7 +109,7 @@ class CamerasServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Export(self, request, context):
-        """Cameras as they were defined.
+        """Cameras as they were defined. NOT_FOUND: no camera of a given name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -100,7 +100,7 @@ class IncidentsServicer:
     """Missing associated documentation comment in .proto file."""
 
     def List(self, request, context):
-        """Newest first.
+        """Newest first, by the time at which they opened. INVALID_ARGUMENT: no such verdict.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,7 +130,7 @@ class IncidentsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Timeline(self, request, context):
-        """Scores and states of a camera per minute; kept for two days.
+        """Scores and states of a camera per minute; kept for two days. Empty for a camera that does not exist.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

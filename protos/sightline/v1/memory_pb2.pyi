@@ -103,11 +103,12 @@ class AskEvent(_message.Message):
     def __init__(self, piece: _Optional[str] = ..., result: _Optional[_Union[AskResult, _Mapping]] = ...) -> None: ...
 
 class AskResult(_message.Message):
-    __slots__ = ("text", "moments", "oldest", "newest", "tokens_held", "tokens_read", "bytes_read", "first_token_s", "total_s", "degraded", "conversation", "prompt_tokens", "answer_tokens", "yes")
+    __slots__ = ("text", "moments", "oldest", "newest", "newest_age_s", "tokens_held", "tokens_read", "bytes_read", "first_token_s", "total_s", "degraded", "conversation", "prompt_tokens", "answer_tokens", "yes")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     MOMENTS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_AGE_S_FIELD_NUMBER: _ClassVar[int]
     TOKENS_HELD_FIELD_NUMBER: _ClassVar[int]
     TOKENS_READ_FIELD_NUMBER: _ClassVar[int]
     BYTES_READ_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +123,7 @@ class AskResult(_message.Message):
     moments: _containers.RepeatedCompositeFieldContainer[Moment]
     oldest: int
     newest: int
+    newest_age_s: float
     tokens_held: int
     tokens_read: int
     bytes_read: int
@@ -132,7 +134,7 @@ class AskResult(_message.Message):
     prompt_tokens: int
     answer_tokens: int
     yes: float
-    def __init__(self, text: _Optional[str] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., oldest: _Optional[int] = ..., newest: _Optional[int] = ..., tokens_held: _Optional[int] = ..., tokens_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., degraded: _Optional[bool] = ..., conversation: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., answer_tokens: _Optional[int] = ..., yes: _Optional[float] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., oldest: _Optional[int] = ..., newest: _Optional[int] = ..., newest_age_s: _Optional[float] = ..., tokens_held: _Optional[int] = ..., tokens_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., degraded: _Optional[bool] = ..., conversation: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., answer_tokens: _Optional[int] = ..., yes: _Optional[float] = ...) -> None: ...
 
 class Moment(_message.Message):
     __slots__ = ("start", "end", "weight", "ago_s", "picture")

@@ -97,7 +97,8 @@ class MemoryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What the memory holds. FAILED_PRECONDITION: the camera has none.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

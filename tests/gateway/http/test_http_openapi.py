@@ -3,15 +3,20 @@
 import importlib.util
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
+import pytest
 from gateway_parts import serving
 from http_parts import Client, check, document, operations
 from openapi_spec_validator import validate
 
+from cluster.alerts.dispatcher import SinkStatus
+from cluster.alerts.incident import AlertEvent, Delivery, Incident
 from cluster.gateway.http import application
 from cluster.gateway.http.application import table
-from cluster.types import CameraStatus
+from cluster.types import CameraStatus, MemoryStatus
+from cluster.types.reports import ReplicaStatus
 
 ROOT = Path(__file__).parents[3]
 
@@ -44,6 +49,20 @@ def test_the_page_is_up_to_date():
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
     assert (ROOT / "docs" / "api.md").read_text(encoding="utf-8") == generate.page(), "run `make api-docs`"
+
+
+@pytest.mark.parametrize(
+    "kind", [CameraStatus, Incident, AlertEvent, Delivery, SinkStatus, MemoryStatus, ReplicaStatus]
+)
+def test_clients_made_of_it_may_rely_on_every_key_of_a_reply(kind):
+    """Whatever has a default in Python is in every reply, and was said to be optional."""
+    names = {field.name for field in fields(kind)}
+    assert set(document()["components"]["schemas"][kind.__name__]["required"]) == names
+
+
+async def test_the_next_page_of_incidents_after_one_that_was_deleted_is_an_error_it_knows(tmp_path):
+    async with serving(tmp_path, cameras=1) as served, Client(served.url) as client:
+        assert (await client("GET", "/v1/incidents?before=0123456789abcdef"))[0] == 404
 
 
 async def test_whatever_all_cameras_answer_is_what_the_document_says(tmp_path):

@@ -130,7 +130,7 @@ function Grounds({ result }) {
     ${result.remark && html`<p class="notice">${result.remark[0].toUpperCase()}${result.remark.slice(1)}.</p>`}
     ${moments.length > 0 && html`<h3>Based on</h3>
       <ol class="moments">${moments.map((moment, i) => html`<li key=${i}>
-        <${Thumbnail} picture=${moment.picture} label=${`${duration(moment.ago_s)} before the newest frame`} />
+        <${Thumbnail} picture=${moment.picture} label=${`${duration(moment.ago_s)} ago`} />
         <span>${moment.ago_s < 1 ? "newest" : `${duration(moment.ago_s)} ago`}</span>
         <span class="soft">${percent(moment.weight)} of its attention</span>
       </li>`)}</ol>`}

@@ -73,7 +73,7 @@ function Found({ run }) {
     </p>
     ${error && html`<p class="error" role="alert">${error}</p>`}
     <ol class="found">${moments.map((moment) => html`<li key=${`${moment.camera} ${moment.start}`}>
-      <${Thumbnail} picture=${moment.picture} label=${`${moment.camera}, ${duration(moment.ago_s)} before its newest frame`} />
+      <${Thumbnail} picture=${moment.picture} label=${`${moment.camera}, ${duration(moment.ago_s)} ago`} />
       <a href=${`#/camera/${encodeURIComponent(moment.camera)}`}>${moment.camera}</a>
       <span>${moment.ago_s < 1 ? "newest" : `${duration(moment.ago_s)} ago`}</span>
       <${Badge} tone=${moment.yes >= 0.5 ? "good" : "quiet"}>${moment.yes >= 0.5 ? "yes" : "no"} ${score(moment.yes)}<//>
