@@ -179,10 +179,13 @@ class Cluster:
 
     def _reply(self, call: Any, deadline: float) -> Any:
         """Reply of a process that starts; raises as :func:`await_reply_blocking`, and ``SightlineError``: Ray died."""
-        while not ray.wait([call], timeout=ANSWER_S, fetch_local=False)[0] and time.monotonic() < deadline:
+        while not ray.wait([call], timeout=ANSWER_S, fetch_local=False)[0]:
             if (failure := self.failure()) is not None:
                 raise SightlineError(f"the cluster did not start: {failure}; the logs are in {self._session.log_dir}")
-        return await_reply_blocking(call, timeout_s=_left(deadline))
+            if time.monotonic() > deadline:
+                limit_s = self._config.cluster.start_timeout_s
+                raise UnavailableError(f"a process did not start within {limit_s:g} s (cluster.start_timeout_s)")
+        return await_reply_blocking(call)
 
     def _start_process(self, process: Process, config: SightlineConfig) -> None:
         try:
@@ -312,7 +315,3 @@ class Cluster:
 def _last_line(text: object) -> str:
     """Last line of a traceback: the exception."""
     return redact(str(text).strip().splitlines()[-1])
-
-
-def _left(deadline: float) -> float:
-    return max(0.1, deadline - time.monotonic())

@@ -138,7 +138,8 @@ results.Watch({ cameras: ["gate"], recent: true }, metadata).on("data", (answer)
   `INVALID_ARGUMENT` and `PERMISSION_DENIED`, call again with growing pauses; Watch with `after` and `recent`, Follow
   with `open`, then List and Get for those that were open before and have ended.
 * The trailing metadata `sightline-error` is there if the message is our sentence. `RESOURCE_EXHAUSTED` with
-  `RateLimitError` means to wait a second (`security.calls_per_s`); otherwise there is no room.
+  `RateLimitError` means to wait a second (`security.calls_per_s`); otherwise there is no room. `CANCELLED` that the
+  client did not ask for: too many calls are pending.
 """
 
 

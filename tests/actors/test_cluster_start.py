@@ -159,6 +159,16 @@ def test_what_does_not_come_up_is_told_with_its_last_exception_and_its_logs(tmp_
 
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
+def test_a_machine_that_is_too_slow_is_told_the_limit_that_it_missed() -> None:
+    config = configuration([])
+    cluster = config.cluster.model_copy(update={"start_timeout_s": 0.25})
+    with pytest.raises(SightlineError, match=r"^a process did not start within 0\.25 s \(cluster\.start_timeout_s\)"):
+        Cluster(config.model_copy(update={"cluster": cluster})).start()
+    assert ray_processes() == []
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
 def test_a_ray_that_dies_meanwhile_is_told_long_before_the_start_times_out() -> None:
     def on_phase(phase: str) -> None:
         if phase == "starting gateway":
