@@ -77,7 +77,7 @@ class Registry(Generic[T]):
             from importlib.metadata import entry_points
 
             self._searched = True
-            for point in entry_points(group=f"sightline.{self.kind.replace(' ', '_')}"):
+            for point in entry_points(group=f"sightline.{self.kind.lower().replace(' ', '_')}"):
                 self.register(point.name, point.value)
 
 

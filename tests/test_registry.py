@@ -71,22 +71,24 @@ def test_a_pruner_of_ones_own_prunes(tmp_path, monkeypatch):
 
 
 def test_an_installed_package_adds_policies_without_a_change_here(tmp_path):
-    """Each kind by an entry point, in a process of its own: every process of a cluster reads the metadata."""
-    source, points, check = [], [], ["from cluster import registry", "from cluster.config import load_config"]
-    for kind, (module, name, configuration) in KINDS.items():
-        source += [f"from {module} import {name}", f"class Mine_{kind}({name}): pass"]
-        group = getattr(registry, kind).kind.replace(" ", "_")
-        points += [f"[sightline.{group}]", f"mine = their_policies:Mine_{kind}"]
-        check += [f"load_config(None, {configuration!r})"]
-        check += [f"assert registry.{kind}.get('mine').__module__ == 'their_policies'"]
-        check += [f"assert 'mine' in registry.{kind}.names()"]
-    (tmp_path / "their_policies.py").write_text("\n".join(source))
-    metadata = tmp_path / "their_policies-1.0.dist-info"
+    """By entry points, in a process of its own: every process of a cluster finds them."""
+    (tmp_path / "theirs.py").write_text("from cluster.vision.pruners.baselines import KeepAll as Mine")
+    groups = {"pruners": "pruner", "refresh_policies": "refresh_policy", "kernels": "attention_kernel"}
+    groups |= {"families": "model_family", "tiers": "kv_tier", "sinks": "alert_sink", "window_orders": "window_order"}
+    metadata = tmp_path / "theirs-1.0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their-policies\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("\n".join(points))
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    points = [f"[sightline.{group}]\nmine = theirs:Mine\n" for group in groups.values()]
+    (metadata / "entry_points.txt").write_text("".join(points))
+    code = (
+        f"from cluster import registry; assert all('mine' in getattr(registry, kind) for kind in {list(groups)})\n"
+        "from cluster.config import load_config\n"
+        "config = load_config(None, {'pruning': {'policy': 'mine', 'options': {'luma_threshold': 7.0}}})\n"
+        "from cluster.vision import make_pruner\n"
+        "assert make_pruner(config.pruning.policy, config.pruning.options).luma_threshold == 7.0\n"
+    )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    subprocess.run([sys.executable, "-c", "\n".join(check)], check=True, timeout=120, env=environment)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=environment)
 
 
 def test_a_name_is_taken_once():
