@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -17,6 +18,7 @@ from cluster.decoder.frame_lanes import HandOver, Lane, LaneStatus, LostCamera, 
 from cluster.errors import UnavailableError
 from cluster.types import FrameSample, StreamSpec
 from cluster.types.reports import WindowCounters
+from cluster.vision.sampler import Cut
 from cluster.wire.channel import Call, CallEndedError, finish, open_channel, read, write
 from cluster.wire.convert import frame_to_proto, spec_to_json
 from cluster.wire.tls import PeerTls
@@ -112,8 +114,9 @@ class FrameSender:
             self._ready(camera, self._link(address))
             return False
 
-    def send(self, sample: FrameSample) -> bool:
-        """Enqueue one frame. Returns False if it was dropped: the next one must be a random access frame."""
+    def send(self, sample: FrameSample, cut: Cut | None = None) -> bool:
+        """Enqueue one frame, whose patches ``cut`` cuts if it does not have them yet. Returns False if it was dropped:
+        the next one must be a random access frame."""
         with self._lock:
             lane = self._lanes.get(sample.stream)
             if lane is None or lane.closing is not None:
@@ -122,7 +125,7 @@ class FrameSender:
                 lane.dropped += 1
                 return False
         # Serialised outside the lock: only the camera's own thread sends for it.
-        message = frame_to_proto(sample)
+        message = frame_to_proto(sample if cut is None else replace(sample, patches=cut()))
         with self._lock:
             if self._stopped:
                 lane.dropped += 1

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.codec import Backoff, CameraState, Source, SourceStatus, SourceSupervisor, StreamHeader, open_source
@@ -25,7 +26,7 @@ from cluster.decoder.picture_statistics import PictureStatistics
 from cluster.errors import CapacityError, SourceError, first_line
 from cluster.types import EncodedPacket, FrameSample, PatchGeometry, PictureHealth, SampledPicture, StreamSpec
 from cluster.vision.pruners.base import make_pruner
-from cluster.vision.sampler import PatchSampler
+from cluster.vision.sampler import Cut, PatchSampler
 
 if TYPE_CHECKING:
     from cluster.decoder.gpu.frontend import DeviceCamera
@@ -86,15 +87,15 @@ SILENT_S = 10.0
 SILENT = "connected, but no picture for more than 10 s: it sends nothing, or nothing that can be decoded"
 BLIND = "no keyframe within 10 s after missing or damaged video; reconnecting to get one"
 
-Sink = Callable[[FrameSample], None]
+Sink = Callable[[FrameSample, Cut], None]
 
 
 class CameraPipeline:
     """Runs one camera; any error puts it into state ``backoff`` or ``error`` and affects no other camera.
 
-    ``sink`` is called in the camera's thread with every frame. If it raises :class:`CapacityError`, the frame is
-    dropped and counted, and the next one is sent whole, as following a gap. ``on_end`` is called in that thread once
-    the camera has ended for good.
+    ``sink`` is called in the camera's thread with every frame, still without patches, and what cuts them: of a frame
+    that is not sent, nobody reads them. If it raises :class:`CapacityError`, the frame is dropped and counted, and the
+    next one is sent whole, as following a gap. ``on_end`` is called in that thread once the camera has ended for good.
     """
 
     def __init__(
@@ -297,9 +298,11 @@ class CameraPipeline:
         """Flush decoder and sampler after the last packet."""
         self._process(self._processor.drain())
         self._process_on_device()
-        last = self._sampler.flush() if self._on_device is None else self._on_device.flush()
-        if last is not None:
-            self._send(last)
+        if self._on_device is None:
+            if (last := self._sampler.flush_selection()) is not None:
+                self._send(last.frame, last.cut)
+        elif (whole := self._on_device.flush()) is not None:
+            self._send(whole, partial(getattr, whole, "patches"))
 
     def _process(self, frames: list[SampledPicture], *, unpaired: bool = False) -> None:
         """Sample and send pictures; ``unpaired``: no later picture can be paired with them."""
@@ -309,17 +312,17 @@ class CameraPipeline:
                     self._statistics.add_sample(frame)
                     # Shown once its frame is complete; a repeated picture may complete it.
                     self._unshown = frame, time.monotonic()
-                sample = self._sampler.feed(frame)
+                selection = self._sampler.select(frame)
                 if self._lazy is not None and not frame.repeated:
                     self._lazy.label(self._sampler.activity > 0)
-                if sample is None and unpaired:
-                    sample = self._sampler.flush()
-            if sample is not None:
+                if selection is None and unpaired:
+                    selection = self._sampler.flush_selection()
+            if selection is not None:
                 if self._unshown is not None:
                     picture, decoded_at = self._unshown
-                    self._footage.show(picture, sample.mask, decoded_at)
+                    self._footage.show(picture, selection.frame.mask, decoded_at)
                 self._unshown = None
-                self._send(sample)
+                self._send(selection.frame, selection.cut)
 
     def _process_on_device(self, *, unpaired: bool = False) -> None:
         """Sample and send pictures on the GPU; without the gate, so that other cameras can join the batch."""
@@ -344,11 +347,11 @@ class CameraPipeline:
             self._statistics.add(sample.picture, sample.thumbnail, sample.difference)
             if frame is not None:
                 self._footage.show(sample, frame.mask, time.monotonic())
-                self._send(frame)
+                self._send(frame, partial(getattr, frame, "patches"))
 
-    def _send(self, sample: FrameSample) -> None:
+    def _send(self, sample: FrameSample, cut: Cut) -> None:
         try:
-            self._sink(sample)
+            self._sink(sample, cut)
         except CapacityError:
             self._refused += 1
             self._sampler.force_anchor()

@@ -31,6 +31,7 @@ from cluster.tracing.spans import CameraTrace, FrameTimes
 from cluster.types import CameraStateName, FrameSample, PatchGeometry, StreamSpec
 from cluster.types.cameras import NOT_ASKED, Priority
 from cluster.types.reports import CameraReport, Totals
+from cluster.vision.sampler import Cut
 
 log = logging.getLogger(__name__)
 
@@ -290,7 +291,7 @@ class RunningCamera:
         self._count_lost(self._in_flight.apply_counts(windows.settled, windows.closed, windows.end))
         return lane
 
-    def _send(self, sample: FrameSample) -> None:
+    def _send(self, sample: FrameSample, patches: Cut) -> None:
         """Sink of the pipeline. Raises ``CapacityError`` if the frame was dropped: the next one follows a gap."""
         if self.spec.patient and not self.idle:
             self._wait_for_room()
@@ -314,7 +315,7 @@ class RunningCamera:
             taken_s = self._pipeline.taken_s
             times = FrameTimes(taken_s - waited_s, taken_s, self._pipeline.decoded_s)
             sample = self._trace.trace_frame(sample, self.spec.stride_s, times)
-        taken = self.address is not None and not self.refusal and not unwanted and self._sender.send(sample)
+        taken = self.address is not None and not self.refusal and not unwanted and self._sender.send(sample, patches)
         reason = unwanted or ("replica_slow" if self.address else "no_replica")
         with self._lock:
             cut = self._take_cut()

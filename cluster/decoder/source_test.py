@@ -16,6 +16,7 @@ from cluster.errors import ConfigError, NotReadyError
 from cluster.security.limits import ConcurrencyLimit
 from cluster.types import MICROSECONDS, BoolGrid, EncodedPacket, FrameSample, PatchGeometry, ShownPicture
 from cluster.types.cameras import SourceTest
+from cluster.vision.sampler import Cut
 
 LONGEST_S = 8.0
 """Duration of a test in seconds, beyond the time to connect: two GOPs of most cameras."""
@@ -100,7 +101,7 @@ def watch_source(camera: CameraConfig, config: SightlineConfig, geometry: PatchG
     watched, samples = _TestFootage(), [0, 0, 0]
     times, first = watched.times, watched.first
 
-    def send(sample: FrameSample) -> None:
+    def send(sample: FrameSample, _cut: Cut) -> None:
         if not sample.anchor:
             samples[0] += 1
             samples[1] += sample.grid.tokens

@@ -24,7 +24,7 @@ class FrameSample:
 
     * ``mask`` ``[rows, cols]`` bool, whole merge groups
     * ``patches`` ``[n, T, C, p, p]`` uint8 (RGB), ``n = mask.sum()``, in **group order**: groups row-major over the
-      merged grid, then the ``merge x merge`` patches of a group row-major
+      merged grid, then the ``merge x merge`` patches of a group row-major; none until they are cut
     * ``pts``: of the first of its ``T`` samples; ``duration``: microseconds the frame covers (T / fps)
     * ``activity``: share of groups in which the codec saw change, before anchors and dilation, 0..1
     * ``fresh``, ``gap``: see :class:`PictureHeader`. A fresh frame restarts the stream's window; after a gap the window
@@ -54,12 +54,12 @@ class FrameSample:
 
     @property
     def tokens(self) -> int:
-        return len(self.patches) // (self.grid.merge**2)
+        return int(np.count_nonzero(self.mask)) // self.grid.merge**2
 
     @property
     def complete(self) -> bool:
         """Whether nothing is pruned, so that a window may open here."""
-        return len(self.patches) == self.grid.rows * self.grid.cols
+        return bool(self.mask.all())
 
     @property
     def end(self) -> int:

@@ -1,6 +1,7 @@
 """Cuts the kept patches of sampled pictures into :class:`FrameSample` messages for the replica."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -41,6 +42,10 @@ def cut_patches(pictures: list[UInt8Array], groups: BoolGrid, grid: PatchGrid) -
 AnyPicture = TypeVar("AnyPicture", bound=PictureHeader)
 
 
+Cut = Callable[[], UInt8Array]
+"""Cuts the patches of a frame (see :func:`cut_patches`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class FrameSelection:
     """A frame whose patches are still to be cut: ``groups`` of ``T`` pictures, on host or device."""
@@ -52,6 +57,10 @@ class FrameSelection:
     def complete(self, patches: UInt8Array) -> FrameSample:
         """The frame with its patches (see :func:`cut_patches`)."""
         return replace(self.frame, patches=patches)
+
+    def cut(self) -> UInt8Array:
+        """Cut the patches of pictures on the host."""
+        return cut_patches(self.pictures, self.groups, self.frame.grid)
 
 
 @dataclass(slots=True)
@@ -101,12 +110,16 @@ class PatchSampler:
 
     def feed(self, frame: SampledPicture) -> FrameSample | None:
         """Add a sample; returns a frame for every ``T``-th."""
+        return _cut(self.select(frame))
+
+    def select(self, frame: SampledPicture) -> FrameSelection | None:
+        """Like :meth:`feed`, but without cutting patches."""
         frame = self.prepare(frame)
         # Otherwise the pruner would measure repeated pictures as zero noise.
         repeated = frame.repeated and not frame.anchor
         decision = self.pruner.repeat(frame) if repeated else self.pruner.prune(frame)
         self.activity = decision.activity
-        return _cut(self.add(frame, decision, frame.rgb))
+        return self.add(frame, decision, frame.rgb)
 
     def shows_change(self, frame: SampledPicture) -> bool:
         """Whether the pruner would find change in a picture; leaves its state unchanged."""
@@ -182,9 +195,7 @@ _NONE: UInt8Array = np.empty((0, 0, 3, 0, 0), np.uint8)
 
 
 def _cut(selection: FrameSelection | None) -> FrameSample | None:
-    if selection is None:
-        return None
-    return selection.complete(cut_patches(selection.pictures, selection.groups, selection.frame.grid))
+    return None if selection is None else selection.complete(selection.cut())
 
 
 _DIM = 0.35

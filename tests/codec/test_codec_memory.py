@@ -195,7 +195,8 @@ def test_pictures_that_are_shown_are_no_longer_the_decoders() -> None:
 def test_a_refused_camera_says_why_and_runs_again_when_it_asks_for_less() -> None:
     small, large = H264Writer(320, 192, 1), H264Writer(1920, 1088, 16)
     source, sent = PushSource(), []
-    pipeline = CameraPipeline("gate", source, GEOMETRY, PipelineSettings(fps=FPS, decoded_bytes=8 * 2**20), sent.append)
+    settings = PipelineSettings(fps=FPS, decoded_bytes=8 * 2**20)
+    pipeline = CameraPipeline("gate", source, GEOMETRY, settings, lambda frame, _cut: sent.append(frame))
     source.begin_session(StreamHeader("h264", 0, 0, b""), "session")
     pipeline.start()
     video = packets([large.key(), large.skipped(1), small.key(), small.skipped(1)], keyframes=(0, 2))
@@ -214,7 +215,8 @@ def test_a_refused_camera_says_why_and_runs_again_when_it_asks_for_less() -> Non
 def test_a_file_that_is_refused_has_failed(tmp_path: Path) -> None:
     path = tmp_path / "large.h264"
     path.write_bytes(b"".join(hostile_video.many_references(1920, 1088, 16, 3)))
-    pipeline = CameraPipeline("gate", FileSource(path), GEOMETRY, PipelineSettings(decoded_bytes=2**23), lambda _: None)
+    settings = PipelineSettings(decoded_bytes=2**23)
+    pipeline = CameraPipeline("gate", FileSource(path), GEOMETRY, settings, lambda *_: None)
     pipeline.start()
     until(lambda: not pipeline.running)
     assert pipeline.status().state is CameraState.ERROR

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, PipelineS
 from cluster.lab.bench.gpu_frontend import host_nvdec
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.types import FrameSample, PatchGeometry
+from cluster.vision.sampler import Cut
 
 QWEN = PatchGeometry(patch=14, merge=2, temporal=2)
 DEADLINE_S = 60.0
@@ -47,8 +49,8 @@ class Run:
         assert self.pipeline.stop(DEADLINE_S)
         self.status = self.pipeline.status()
 
-    def _send(self, frame: FrameSample) -> None:
-        self.frames.append(frame)
+    def _send(self, frame: FrameSample, cut: Cut) -> None:
+        self.frames.append(replace(frame, patches=cut()))
         self.running.append(self.pipeline.status())
         self._then(self)
 

@@ -11,6 +11,7 @@ from cluster.config import camera_settings, load_config
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, PipelineStatus, pipeline_settings
 from cluster.types import MICROSECONDS, BoolGrid, FrameSample, PatchGeometry, SampledPicture, ShownPicture
+from cluster.vision.sampler import Cut
 
 GEOMETRY = PatchGeometry(patch=8, merge=2, temporal=2)
 FPS, FRAMES = 10, 440
@@ -46,7 +47,7 @@ class Run:
         assert self.pipeline.join(60)
         self.status = self.pipeline.status()
 
-    def _send(self, frame: FrameSample) -> None:
+    def _send(self, frame: FrameSample, _cut: Cut) -> None:
         self.frames.append(frame)
         self.running.append(self.pipeline.status())
 

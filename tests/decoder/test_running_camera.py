@@ -20,6 +20,7 @@ from cluster.errors import CapacityError, NotReadyError, SourceError, Unavailabl
 from cluster.lab.bench.processes import free_port
 from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec
 from cluster.types.cameras import NOT_ASKED
+from cluster.vision.sampler import cut_patches
 
 LOW = Rung("stride", prune=1.5, refresh_budget=0.0, stride=2.0, fps=0.5, f1=0.9)
 SHED = Rung("shed", shed=True, f1=0.0)
@@ -306,6 +307,32 @@ def test_a_camera_that_gives_no_picture_since_it_began_says_for_how_long(bench, 
     assert report.last_frame_age_s >= 60
 
 
+@pytest.mark.parametrize("why", ["no replica", "shed", "behind"])
+def test_patches_are_cut_only_of_frames_that_are_sent(bench, monkeypatch, why: str) -> None:
+    cuts = []
+
+    def counted(pictures, groups, grid):
+        cuts.append(groups)
+        return cut_patches(pictures, groups, grid)
+
+    monkeypatch.setattr("cluster.vision.sampler.cut_patches", counted)
+    keeper = Keeper()
+    if why != "no replica":
+        bench.camera.route(bench.replica(keeper))
+        bench.camera.set_rung(SHED if why == "shed" else FULL)
+        bench.camera.set_behind(why == "behind")
+    bench.push(6)
+    assert bench.camera.pipeline_status.stats.frames_sampled >= 2
+    assert not cuts
+    if why == "no replica":
+        bench.camera.route(bench.replica(keeper))
+    bench.camera.set_rung(FULL)
+    bench.camera.set_behind(False)
+    bench.push(10)
+    until(lambda: len(keeper.frames) >= 4 and len(keeper.frames) == len(cuts), "the frames cut")
+    assert all(len(frame.patches) == frame.mask.sum() for frame in keeper.frames)
+
+
 def test_without_a_replica_windows_are_counted_by_another_reason(bench) -> None:
     before = dropped("no_replica"), dropped("shed")
     bench.push(10)
@@ -524,17 +551,17 @@ def test_a_camera_that_is_still_busy_after_its_stop_sends_nothing_in_the_name_of
     bench.push(6)
     until(lambda: len(keeper.frames) >= 4, "frames")
     busy, ready = threading.Event(), threading.Event()
-    feed = bench.camera._pipeline._sampler.feed
+    select = bench.camera._pipeline._sampler.select
 
     def slow(picture):
-        sample = feed(picture)
-        if sample is not None:
+        selection = select(picture)
+        if selection is not None:
             busy.set()
             ready.wait(WAIT_S)
-        return sample
+        return selection
 
     bench.camera._pipeline.force_anchor()
-    monkeypatch.setattr(bench.camera._pipeline._sampler, "feed", slow)
+    monkeypatch.setattr(bench.camera._pipeline._sampler, "select", slow)
     while not busy.wait(0.2):
         bench.push(1 / 12.5)
     assert not bench.camera.stop(0.1)

@@ -44,7 +44,7 @@ def test_a_camera_that_cannot_be_reached(source, caplog):
             opened,
             GEOMETRY,
             PipelineSettings(backoff=Backoff(first_s=30.0, jitter=0.0)),
-            lambda sample: None,
+            lambda *_: None,
             lambda status: told.append(repr(status)),
         )
         pipeline.start()

@@ -125,7 +125,7 @@ def run_camera(path: Path) -> PipelineStatus:
     """A camera of this file, from its beginning to its end."""
     ended = threading.Event()
     pipeline = CameraPipeline(
-        "camera", FileSource(path), GEOMETRY, PipelineSettings(), lambda _: None, lambda _: ended.set()
+        "camera", FileSource(path), GEOMETRY, PipelineSettings(), lambda *_: None, lambda _: ended.set()
     )
     pipeline.start()
     ended.wait(DEADLINE_S)

@@ -28,11 +28,11 @@ class Collector:
         self.calls = 0
         self.arrived = threading.Event()
 
-    def __call__(self, sample):
+    def __call__(self, sample, cut):
         self.calls += 1
         if self.calls - 1 in self.refuse:
             raise CapacityError("full")
-        self.samples.append(sample)
+        self.samples.append(replace(sample, patches=cut()))
         self.arrived.set()
 
 
@@ -81,7 +81,7 @@ def test_broken_cameras_do_not_touch_a_good_one(clips, tmp_path):
     cut.write_bytes(clips["street"].read_bytes()[:40_000])
     sinks = {name: Collector() for name in ("good", "empty", "text", "cut", "missing", "bad sink")}
 
-    def bad_sink(sample):
+    def bad_sink(sample, cut):
         raise ZeroDivisionError("sink is broken")
 
     paths = {"good": clips["street"], "bad sink": clips["noisy"], "empty": empty, "text": text, "cut": cut}
@@ -135,8 +135,8 @@ def test_force_anchor_reaches_the_next_frame(clips):
     sink = Collector()
     pipeline = CameraPipeline("cam", FileSource(clips["street"]), QWEN, PipelineSettings(), sink)
 
-    def force_once(sample):
-        sink(sample)
+    def force_once(sample, cut):
+        sink(sample, cut)
         if sample.index == 5:
             pipeline.force_anchor()
 
@@ -209,7 +209,7 @@ def test_stop_says_when_the_sink_holds_the_thread(clips):
     release = threading.Event()
     held = threading.Event()
 
-    def stuck(sample):
+    def stuck(sample, cut):
         held.set()
         release.wait(DEADLINE_S)
 
@@ -296,11 +296,11 @@ def test_the_camera_recovers_from_lost_packets(clips):
 class Hiccup(Collector):
     """A sink with a defect that its third frame brings about."""
 
-    def __call__(self, sample):
+    def __call__(self, sample, cut):
         if self.calls == 2:
             self.calls += 1
             raise ZeroDivisionError("sink is broken")
-        super().__call__(sample)
+        super().__call__(sample, cut)
 
 
 def test_a_defect_of_a_live_camera_is_a_lost_connection(clips, caplog):
@@ -393,7 +393,7 @@ def test_quality_changes_in_mid_stream_and_nothing_begins_anew(clips):
     """A third of the clip each at full quality, at half the rate and pruned harder, and at full quality again."""
     told = []
 
-    def sink(sample):
+    def sink(sample, cut):
         told.append(sample)
         if len(told) == 8:
             pipeline.set_quality(prune=3.0, fps=0.5)
@@ -474,7 +474,7 @@ def test_cameras_of_a_process_take_turns_and_lose_nothing(clips):
 def test_a_camera_that_waits_for_its_replica_holds_no_turn(clips):
     release, held = threading.Event(), threading.Event()
 
-    def stuck(sample):
+    def stuck(sample, cut):
         held.set()
         release.wait(DEADLINE_S)
 
@@ -495,7 +495,7 @@ def test_a_camera_that_waits_for_its_replica_holds_no_turn(clips):
 def test_a_camera_that_fails_in_its_turn_gives_it_back(clips, monkeypatch):
     gate, sink = DecodeGate(1), Collector()
     broken = CameraPipeline("broken", FileSource(clips["street"]), QWEN, PipelineSettings(), sink, gate=gate)
-    monkeypatch.setattr(broken._sampler, "feed", lambda frame: 1 / 0)
+    monkeypatch.setattr(broken._sampler, "select", lambda frame: 1 / 0)
     broken.start()
     broken._thread.join(DEADLINE_S)
     assert (broken.status().state, sink.samples) == (CameraState.ERROR, [])

@@ -35,6 +35,7 @@ from cluster.lab.scenes.events import SceneBuilder, passer_by, traffic
 from cluster.lab.scenes.render import SceneRenderer
 from cluster.lab.scenes.scene import make_scene
 from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, PatchGeometry
+from cluster.vision.sampler import Cut
 
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
 STRIDE_S = WindowConfig().stride_s
@@ -121,8 +122,8 @@ def _run(path: Path, settings: PipelineSettings) -> LazyRun:
     sent_at: list[int] = []
     source = _TimedSource(path)
 
-    def sink(frame: FrameSample) -> None:
-        frames.append(frame)
+    def sink(frame: FrameSample, cut: Cut) -> None:
+        frames.append(replace(frame, patches=cut()))
         sent_at.append(source.now)
 
     pipeline = CameraPipeline(path.stem, source, GEOMETRY, settings, sink)
