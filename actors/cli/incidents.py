@@ -63,13 +63,14 @@ def list_incidents(
 
     $ sightline incidents list --camera gate --since 2h --json - | jq '.[].id'
     """
-    since_s = time.time() - parse_duration(since, "--since") if since else 0.0
+    # An age, not a time: this machine's clock may differ from the cluster's.
+    within_s = parse_duration(since, "--since") if since else 0.0
     with connect(gateway) as client:
         found = client.incidents(
             camera=camera,
             subject=question,
             only_open=only_open,
-            since_s=since_s,
+            within_s=within_s,
             before=before,
             verdict=verdict,
             limit=limit,

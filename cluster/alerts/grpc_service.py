@@ -64,7 +64,7 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
             camera=request.camera,
             subject=request.subject,
             only_open=request.only_open,
-            since_s=request.since_s,
+            since_s=max(request.since_s, time.time() - request.within_s if request.within_s else 0.0),
             before=(math.inf, "") if last is None else (last.opened_s, last.id),
             verdict=_verdict(request.verdict, UNREVIEWED),
             limit=min(request.limit or LISTED, MOST_LISTED),

@@ -119,7 +119,9 @@ class OpenIncidents:
     def end_incident(self, camera: str, subject: str, now_s: float, reason: str) -> None:
         incident = self.get(camera, subject)
         if incident is not None:
-            self._add_event(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
+            # The clock may have been set back since.
+            ended_s = max(now_s, incident.opened_s)
+            self._add_event(replace(incident, ended_s=ended_s, updated_s=now_s, reason=reason), "end", now_s)
 
     def end_camera_incidents(self, camera: str, now_s: float) -> None:
         """End a camera's question incidents opened by ``now_s``, stripped of content: its memory is erased."""

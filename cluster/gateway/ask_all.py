@@ -88,10 +88,9 @@ class AskAll:
         if self._incidents is None:
             return found
         scope = list(current_principal().cameras) or [""]
-        since_s = time.time() - request.since_s if request.since_s else 0.0
         with contextlib.suppress(SightlineError, grpc.aio.AioRpcError, TimeoutError):
             # Best effort: answers do not depend on alerting.
-            asked = incidents_pb2.ListIncidentsRequest(limit=CLIPS, scope=scope, since_s=since_s)
+            asked = incidents_pb2.ListIncidentsRequest(limit=CLIPS, scope=scope, within_s=request.since_s)
             async with asyncio.timeout(limit_s):
                 listed = await self._incidents(asked)
             for incident in listed.incidents:

@@ -74,7 +74,7 @@ class FrameLog:
         if restarts:
             # If outages took no time, they would extend the retention; if clocks set ahead took any, shorten it.
             gap, ahead = max(RESTART_GAP, round(silent_s * MICROSECONDS)), pts - self.latest
-            goes_on = 0 < ahead and (follows or ahead <= gap + LATE)
+            goes_on = ahead > 0 and (follows or ahead <= gap + LATE)
             self.shift = 0 if goes_on else self.latest + gap - pts
         self.latest = pts + self.shift
         return self.latest

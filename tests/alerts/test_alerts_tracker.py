@@ -394,6 +394,17 @@ def test_thousands_of_mutes_do_not_slow_down_thousands_of_alerts():
     assert muted == [True] * 1000 + [False] * 1000
 
 
+def test_an_incident_does_not_end_before_it_opened(make):
+    """The clock was an hour ahead; receivers compute how long it lasted."""
+    desk = Desk()
+    desk.take(make.answer(0), make.answer(1), now_s=NOW + 3600)
+    desk.tracker.shift(-3600.0)
+    desk.tick(NOW + 301)
+    ended = desk.told[-1]
+    assert (ended.kind, ended.at_s) == ("end", NOW + 301)
+    assert (ended.incident.opened_s, ended.incident.ended_s) == (NOW + 3600, NOW + 3600)
+
+
 @pytest.mark.parametrize(
     ("camera", "subject", "until_s", "muted"),
     [

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import threading
+import time
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import grpc
 import grpc.aio
@@ -12,6 +14,7 @@ import pytest
 from rpc_serving import serving
 from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 
+from actors.cli import main
 from cluster.alerts.grpc_service import IncidentsServicer, timeline_from_proto
 from cluster.alerts.service import AlertService
 from cluster.client import GatewayClient
@@ -113,6 +116,22 @@ async def test_everything_a_person_does(tmp_path, make, until):
             assert await in_thread(client.resend) == 0
             with pytest.raises(NotFoundError, match="there is no sink 'lgo'; there are: log"):
                 await in_thread(client.resend, "lgo")
+
+
+@pytest.mark.parametrize("ahead_s", [-600.0, 600.0])
+async def test_the_last_minutes_are_those_of_alertings_clock(tmp_path, make, monkeypatch, capsys, ahead_s):
+    """That of the machine at which somebody asks may be ten minutes off."""
+    there = SimpleNamespace(time=lambda: time.time() + ahead_s, monotonic=time.monotonic)
+    for module in "wall_clock", "grpc_service":
+        monkeypatch.setattr(f"cluster.alerts.{module}.time", there)
+    async with gateway(tmp_path) as (service, address):
+        for camera, waited_s in ("gate", 400.0), ("yard", 200.0):
+            monkeypatch.setattr(there, "time", lambda waited_s=waited_s: time.time() + ahead_s - waited_s)
+            service.accept_answer(make.answer(0, stream=camera))
+        monkeypatch.setattr(there, "time", lambda: time.time() + ahead_s)
+        command = ["incidents", "list", "--since", "5m", "--json", "-", "--gateway", address]
+        assert await in_thread(main, command) == 0
+    assert [each["camera"] for each in json.loads(capsys.readouterr().out)] == ["yard"]
 
 
 @pytest.mark.parametrize("hung", [False, True])

@@ -228,9 +228,7 @@ async def test_a_replica_that_begins_later_is_followed_from_its_first_answer(mak
 
 
 @pytest.mark.parametrize("ahead_s", [300.0, -300.0])
-async def test_of_a_replica_that_began_earlier_nothing_counts_as_missed_whatever_its_clock(
-    make, monkeypatch, until, ahead_s
-):
+async def test_a_replica_that_began_earlier_missed_nothing_whatever_its_clock(make, monkeypatch, until, ahead_s):
     hub = make_hub(monkeypatch, ahead_s=ahead_s, ago_s=60.0, recent=2)
     hub.publish(make.answer(window) for window in range(3))
     async with serving(hub) as address, merging() as (merger, merged):

@@ -105,7 +105,7 @@ class Delivery(_message.Message):
     def __init__(self, event: _Optional[_Union[IncidentEvent, _Mapping]] = ..., sink: _Optional[str] = ..., state: _Optional[str] = ..., attempts: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ListIncidentsRequest(_message.Message):
-    __slots__ = ("camera", "subject", "only_open", "since_s", "limit", "scope", "verdict", "before")
+    __slots__ = ("camera", "subject", "only_open", "since_s", "limit", "scope", "verdict", "before", "within_s")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     ONLY_OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,7 @@ class ListIncidentsRequest(_message.Message):
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_S_FIELD_NUMBER: _ClassVar[int]
     camera: str
     subject: str
     only_open: bool
@@ -122,7 +123,8 @@ class ListIncidentsRequest(_message.Message):
     scope: _containers.RepeatedScalarFieldContainer[str]
     verdict: str
     before: str
-    def __init__(self, camera: _Optional[str] = ..., subject: _Optional[str] = ..., only_open: _Optional[bool] = ..., since_s: _Optional[float] = ..., limit: _Optional[int] = ..., scope: _Optional[_Iterable[str]] = ..., verdict: _Optional[str] = ..., before: _Optional[str] = ...) -> None: ...
+    within_s: float
+    def __init__(self, camera: _Optional[str] = ..., subject: _Optional[str] = ..., only_open: _Optional[bool] = ..., since_s: _Optional[float] = ..., limit: _Optional[int] = ..., scope: _Optional[_Iterable[str]] = ..., verdict: _Optional[str] = ..., before: _Optional[str] = ..., within_s: _Optional[float] = ...) -> None: ...
 
 class ListIncidentsResponse(_message.Message):
     __slots__ = ("incidents",)
