@@ -144,9 +144,10 @@ class QueueSink:
         if self._ended:
             raise NotReadyError(f"session {self._ended!r} has ended; open a new one with another session id")
         # A packet that does not fit is dropped and counted by the source; the next reply tells the pusher.
-        dropped = self.source.offer([packet_from_proto(message, self._codec) for message in batch.packets])
-        metrics.ingest_packets.inc(len(batch.packets))
-        metrics.ingest_bytes.inc(sum(len(packet.data) for packet in batch.packets))
+        packets = [packet_from_proto(message, self._codec) for message in batch.packets]
+        dropped = self.source.offer(packets)
+        metrics.ingest_packets.inc(len(packets))
+        metrics.ingest_bytes.inc(sum(len(packet.data) for packet in packets))
         metrics.ingest_dropped.labels("queue_full").inc(dropped)
         self._taken.set()
 

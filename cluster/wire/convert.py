@@ -118,12 +118,13 @@ def frame_from_proto(message: frames_pb2.Frame) -> FrameSample:
     mask = _mask(message, grid, what)
     shape = (int(mask.sum()), grid.temporal, CHANNELS, grid.patch, grid.patch)
     wanted = int(np.prod(shape))
-    if len(message.patches) != wanted:
+    # Every access to a field of bytes copies it.
+    data = message.patches
+    if len(data) != wanted:
         raise ValueError(
-            f"{what} has {len(message.patches)} bytes of patches, but its mask keeps {shape[0]} patches, which take "
-            f"{wanted}"
+            f"{what} has {len(data)} bytes of patches, but its mask keeps {shape[0]} patches, which take {wanted}"
         )
-    patches = np.frombuffer(message.patches, dtype=np.uint8).reshape(shape)
+    patches = np.frombuffer(data, dtype=np.uint8).reshape(shape)
     return from_message(FrameSample, message, grid=grid, mask=mask, patches=patches)
 
 
