@@ -173,18 +173,18 @@ class Slow(Arena):
 def test_blocks_that_are_late_are_counted_and_left_out(make_engine, make_camera, reading) -> None:
     tier = Slow(64 * 2**20)
     engine = make_engine(tier)
-    engine.admit(reading(frame_retrieval_options={"ratio": 1.0, "deadline_s": 0.05, "prefetch": False}))
+    engine.admit(reading(frame_retrieval_options={"ratio": 1.0, "deadline_s": 0.4, "prefetch": False}))
     samples = [make_camera().sample(number) for number in range(20)]
     watch(engine, samples[:18])
     assert reads(engine).unavailable == 0
     in_time = reads(engine)
-    tier.takes_s = 0.5
+    tier.takes_s = 1.0
     assert watch(engine, samples[18:])
     late = reads(engine)
     assert late.unavailable > 0
     assert late.clusters == 0
     # Of all layers and frames together: each alone would wait so long.
-    assert late.waited_s < 0.05 * late.frames * len(engine.model.layers)
+    assert late.waited_s < 0.4 * late.frames * len(engine.model.layers)
     assert late.read_tokens < in_time.read_tokens
 
 
