@@ -23,7 +23,7 @@ from cluster.wire.push import PushAgent
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
 
-SLOWER = 30
+SLOWER = 45
 """Times the shipped cost model of the demo model: four cameras are half of what two replicas can, twelve too many."""
 
 FEW, MANY = 4, 12
