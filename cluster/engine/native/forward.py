@@ -189,18 +189,14 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
     hidden = embeds[:, : model.text_config.hidden_size]
     cos, sin = (part.to(hidden.dtype) for part in model.rotary(torch.cat([each.positions for each in streams], dim=1)))
     ragged, rotary = _attention(rows, hidden, kernel, cos, sin), layer_rotary(cos, sin)
-    layers = len(model.layers)
-    for index in range(layers):
+    last = len(model.layers) - 1
+    for index in range(last):
         if not len(hidden):
             # Before a window's end there are no questions, and narrowing may leave no rows.
             break
-        narrowing = [i for i, r in enumerate(rows) if _narrows(r, index, layers - 1)]
+        narrowing = [i for i, r in enumerate(rows) if _narrows(r, index)]
         before = {i: _narrowable_kv(rows[i], index) for i in narrowing}
-        if index == layers - 1:
-            ragged, wanted = _last_attention(rows, ragged, hidden)
-            hidden = model.run_layer(index, hidden, embeds.index_select(0, wanted), rotary, ragged, None, wanted)
-            break
-        predict = partial(ragged.predict, index + 1) if ragged.past and index < layers - 2 else None
+        predict = partial(ragged.predict, index + 1) if ragged.past and index + 1 < last else None
         hidden = model.run_layer(index, hidden, embeds, rotary, ragged, predict)
         if narrowing:
             for each in rows:
@@ -216,11 +212,14 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
             cos, sin = cos.index_select(0, kept), sin.index_select(0, kept)
             if len(kept):
                 ragged, rotary = _attention(rows, hidden, kernel, cos, sin), layer_rotary(cos, sin)
+    if len(hidden):
+        ragged, wanted = _last_attention(rows, ragged, hidden)
+        hidden = model.run_layer(last, hidden, embeds.index_select(0, wanted), rotary, ragged, None, wanted)
     _distribute_queries(rows, ragged, cos, sin)
     results: list[PassResult] = []
     end = 0
     for each in rows:
-        each.count_layers(layers)
+        each.count_layers(last + 1)
         read = [_last_row(run, row) for row, run in enumerate(each.stream.tail_runs)]
         each.stats.omitted = len(each) - len(read), each.attended - sum(run.attended for run in read)
         first, end = end, end + len(read)
@@ -296,9 +295,9 @@ def _distribute_queries(rows: Sequence[_Rows], ragged: RaggedAttention, cos: Ten
     ragged.queries.clear()
 
 
-def _narrows(rows: _Rows, layer: int, last: int) -> bool:
+def _narrows(rows: _Rows, layer: int) -> bool:
     narrowing = rows.stream.narrowing
-    return narrowing is not None and layer < last and narrowing.after(layer)
+    return narrowing is not None and narrowing.after(layer)
 
 
 def _narrowable_kv(rows: _Rows, layer: int) -> tuple[Tensor, Tensor]:
