@@ -35,11 +35,13 @@ _STARTS = b"\0\0\1", b"\0\0\0\1"
 
 @dataclass(frozen=True, slots=True)
 class CodecOptions:
-    """``fps``: samples per second. ``masks``: privacy masks. ``zones``: regions outlined for the model.
-    ``decoded_bytes``: memory limit for decoded pictures. ``decode``: decoding device; "auto" uses a GPU if present."""
+    """``fps``: samples per second. ``first_interval_s``: seconds between the first two anchors after a gap, None for
+    ``anchor_interval_s``. ``masks``: privacy masks. ``zones``: regions outlined for the model.
+    ``decoded_bytes``: memory limit for decoded pictures. ``decode``: device; "auto" uses a GPU if present."""
 
     fps: float = 2.0
     anchor_interval_s: float = 16.0
+    first_interval_s: float | None = None
     masks: tuple[Polygon, ...] = ()
     zones: tuple[Polygon, ...] = ()
     decoded_bytes: int = DECODED_BYTES
@@ -78,7 +80,9 @@ class CodecProcessor:
         self._masks = PrivacyMasks(self.options.masks)
         self._timeline = Timeline()
         self._sampling = Sampling(self.options.fps)
-        self._anchors = AnchorRule(self.options.anchor_interval_s, self._sampling.period // 2)
+        self._anchors = AnchorRule(
+            self.options.anchor_interval_s, self._sampling.period // 2, self.options.first_interval_s
+        )
         self._order = ReferenceDistance()
         self._decoder: Decoder | None = None
         self._header = StreamHeader("", 0, 0, b"")

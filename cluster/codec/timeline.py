@@ -162,10 +162,12 @@ class AnchorRule:
     An anchor is the first sample at or after an I-frame, at least ``interval_s`` after the last anchor. It is forced at
     the interval if I-frames are further apart or absent: cameras send one every 10 to 250 frames, some none at all.
     ``tolerance`` (microseconds, half a sampling period) accepts a slightly early I-frame instead of waiting a GOP.
+    ``first_s``: interval after the first anchor, so that cameras that start together do not refresh together.
     """
 
-    def __init__(self, interval_s: float, tolerance: int) -> None:
+    def __init__(self, interval_s: float, tolerance: int, first_s: float | None = None) -> None:
         self._interval = int(interval_s * MICROSECONDS)
+        self._first = self._interval if first_s is None else int(first_s * MICROSECONDS)
         self._tolerance = tolerance
         self._distance: int | None = None
         self.reset()
@@ -173,6 +175,7 @@ class AnchorRule:
     def reset(self) -> None:
         """Make the next sample an anchor."""
         self._last_anchor: int | None = None
+        self._closest = self._first - self._tolerance
         self._last_intra: int | None = None
         self._intra_since_sample = False
 
@@ -186,11 +189,12 @@ class AnchorRule:
     def is_anchor(self, time: int) -> bool:
         intra, self._intra_since_sample = self._intra_since_sample, False
         if self._last_anchor is not None:
-            if time - self._last_anchor < self._interval - self._tolerance:
+            if time - self._last_anchor < self._closest:
                 return False
             long_gop = self._distance is not None and self._distance > self._interval + self._tolerance
             late = self._last_intra is None or time - self._last_intra >= self._interval - self._tolerance
             if not (intra or long_gop or late):
                 return False
+            self._closest = self._interval - self._tolerance
         self._last_anchor = time
         return True

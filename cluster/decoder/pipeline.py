@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.picture_statistics import PictureStatistics
 from cluster.errors import CapacityError, SourceError, first_line
 from cluster.types import EncodedPacket, FrameSample, PatchGeometry, PictureHealth, SampledPicture, StreamSpec
+from cluster.types.cameras import name_share
 from cluster.vision.pruners.base import make_pruner
 from cluster.vision.sampler import Cut, PatchSampler
 
@@ -387,10 +389,14 @@ def make_source(settings: CameraConfig, config: SightlineConfig) -> Source:
 
 def pipeline_settings(settings: CameraConfig) -> PipelineSettings:
     """Pipeline settings of a camera's configuration."""
-    backoff = settings.source_options.backoff
+    backoff, stride_s = settings.source_options.backoff, settings.window.stride_s
+    interval_s = settings.sampling.anchor_interval_s
+    # Whole strides, so that windows still open at their start.
+    strides = math.floor(interval_s / stride_s * name_share(settings.name))
     return PipelineSettings(
         fps=settings.sampling.fps,
-        anchor_interval_s=settings.sampling.anchor_interval_s,
+        anchor_interval_s=interval_s,
+        first_interval_s=interval_s - strides * stride_s,
         pruner=settings.pruning.policy,
         pruner_options=settings.pruning.options,
         backoff=Backoff(first_s=backoff.initial_s, longest_s=backoff.max_s, jitter=backoff.jitter),
@@ -399,7 +405,7 @@ def pipeline_settings(settings: CameraConfig) -> PipelineSettings:
         decoded_bytes=settings.source_options.decoded_bytes,
         decode=settings.decode,
         lazy=settings.sampling.lazy_decode == "auto",
-        lazy_wait_s=settings.window.stride_s / 2,
+        lazy_wait_s=stride_s / 2,
     )
 
 

@@ -103,6 +103,11 @@ class MemorySpec:
 IDLE_SPREAD = 1 / 3
 
 
+def name_share(name: str) -> float:
+    """A camera's share of a spread, in [0, 1): a hash of its name, equal in every process."""
+    return zlib.crc32(name.encode()) / 2**32
+
+
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
     """A camera's specification for an engine.
@@ -132,7 +137,7 @@ class StreamSpec:
     def idle_s(self) -> float:
         """Seconds for which answers are reused while nothing changes: ``max_idle_s``, reduced by up to ``IDLE_SPREAD``
         by a hash of the name, so that cameras that went quiet together are not recomputed in lockstep."""
-        return self.max_idle_s * (1 - IDLE_SPREAD * zlib.crc32(self.stream.encode()) / 2**32)
+        return self.max_idle_s * (1 - IDLE_SPREAD * name_share(self.stream))
 
     @property
     def own_memory(self) -> MemorySpec | None:

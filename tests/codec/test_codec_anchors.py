@@ -8,9 +8,16 @@ from cluster.codec.timeline import AnchorRule
 from cluster.types import MICROSECONDS
 
 
-def anchors(gop_s: float | None, *, interval_s: float = 8.0, until_s: float = 60.0, fps: int = 20) -> list[float]:
+def anchors(
+    gop_s: float | None,
+    *,
+    interval_s: float = 8.0,
+    first_s: float | None = None,
+    until_s: float = 60.0,
+    fps: int = 20,
+) -> list[float]:
     """Times of the anchors of a camera with an I-frame every ``gop_s`` (None: only the first), sampled at 2 FPS."""
-    rule = AnchorRule(interval_s, MICROSECONDS // 4)
+    rule = AnchorRule(interval_s, MICROSECONDS // 4, first_s)
     taken = []
     step = MICROSECONDS // fps
     for index in range(int(until_s * fps)):
@@ -39,6 +46,19 @@ def anchors(gop_s: float | None, *, interval_s: float = 8.0, until_s: float = 60
 )
 def test_anchors_follow_i_frames_no_closer_than_the_interval(gop_s: float | None, expected: list[float]) -> None:
     assert anchors(gop_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("gop_s", "expected"),
+    [
+        (2.0, [0, 8, 24, 40, 56]),
+        # No anchor is forced before the regular interval: the I-frame is waited for.
+        (10.0, [0, 10, 30, 50]),
+        (None, [0, 16, 32, 48]),
+    ],
+)
+def test_the_first_interval_can_be_shorter(gop_s: float | None, expected: list[float]) -> None:
+    assert anchors(gop_s, interval_s=16.0, first_s=8.0) == expected
 
 
 def test_a_long_gop_is_cut_by_forced_anchors() -> None:

@@ -2,6 +2,7 @@ import itertools
 import subprocess
 import sys
 import threading
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,9 @@ from codec_clips import encode, walk
 from waiting import until
 
 from cluster.codec import Backoff, CameraState, FileSource, PushSource
+from cluster.config import SightlineConfig, camera_settings
 from cluster.decoder.decode_load import DecodeGate
-from cluster.decoder.pipeline import BLIND, SILENT, CameraPipeline, PipelineSettings
+from cluster.decoder.pipeline import BLIND, SILENT, CameraPipeline, PipelineSettings, pipeline_settings
 from cluster.errors import CapacityError, ConfigError
 from cluster.types import PatchGeometry
 
@@ -527,3 +529,14 @@ def test_turns_go_to_who_has_waited_longest():
 def test_a_process_has_turns_for_its_cores():
     gate = DecodeGate()
     assert 1 <= gate._free <= 8
+
+
+def test_cameras_that_start_together_move_their_openings_in_turn():
+    """Windows of 40 s every 4 s, anchors every 16 s: in each stride about a quarter of the cameras opens anew."""
+    names = [f"camera-{number}" for number in range(400)]
+    window = {"length_s": 40, "stride_s": 4}
+    cameras = [{"name": name, "questions": [{"id": "fire", "text": "Is there a fire?"}]} for name in names]
+    config = SightlineConfig.model_validate({"window": window, "cameras": cameras})
+    first = Counter(pipeline_settings(camera_settings(config, name)).first_interval_s for name in names)
+    assert set(first) == {4.0, 8.0, 12.0, 16.0}
+    assert min(first.values()) >= 75
