@@ -64,6 +64,8 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         self._deadline_s = deadline_s
         # Reading and deleting memories involves tiers that may be slow.
         self._slow_s = 3 * deadline_s
+        # Number of the last answer to each set of cameras, and when it was first watched.
+        self._watched: dict[frozenset[str], tuple[int, float]] = {}
         credentials = credentials or ClientCredentials()
         self._metadata = credentials.metadata(loopback=is_loopback(split_address(address)[0]))
         self._channel = open_blocking_channel(address, internal=False, tls=credentials.channel_credentials())
@@ -162,15 +164,23 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
     def watch(self, cameras: Collection[str] = ()) -> Iterator[tuple[Answer, int]]:
         """Answers as they arrive, each with how many were missed before it; ends when the gateway stops.
 
-        The subscription is active when this returns.
+        The subscription is active when this returns. Called again, it continues after the last answer; after a restart
+        of the gateway, the last minute's answers may be repeated.
         """
-        try:
-            grpc.channel_ready_future(self._channel).result(timeout=self._deadline_s)
-        except grpc.FutureTimeoutError:
-            raise self._unavailable() from None
-        call = self._results.Watch(results_pb2.WatchRequest(cameras=list(cameras)), metadata=self._metadata)
+        after, began_s = self._watched.setdefault(frozenset(cameras), (0, time.monotonic()))
+        request = results_pb2.WatchRequest(
+            cameras=list(cameras), recent=after > 0, after=after, watching_s=time.monotonic() - began_s
+        )
+        call = self._results.Watch(request, metadata=self._metadata)
         call.initial_metadata()
-        return self._stream(call, lambda message: (answer_from_proto(message), message.missed))
+        if call.done() and call.code() is not grpc.StatusCode.OK:
+            raise self._explain(call)
+
+        def read(message: results_pb2.Answer) -> tuple[Answer, int]:
+            self._watched[frozenset(cameras)] = (message.number, began_s)
+            return answer_from_proto(message), message.missed
+
+        return self._stream(call, read)
 
     def ask(
         self,

@@ -77,7 +77,7 @@ class Directory:
 @pytest.fixture
 def gateway():
     """A gateway on a loop thread: ``(address, directory, hub)``."""
-    directory, hub = Directory(), AnswerHub()
+    directory, hub = Directory(), AnswerHub(recent=2)
     with serving_in_thread(CamerasServicer(directory), ResultsServicer(hub)) as address:
         yield address, directory, hub
 
@@ -215,6 +215,22 @@ def test_watch_from_now_on(gateway, client, make):
     assert next(answers) == (make.answer(2), 0)
     threading.Timer(0.05, hub.close).start()
     assert list(answers) == []
+
+
+def test_a_second_watch_continues_after_the_first(gateway, client, make):
+    hub = gateway[2]
+    answers = client.watch(["gate"])
+    hub.publish([make.answer(0)])
+    assert next(answers) == (make.answer(0), 0)
+    answers.close()
+    # The hub keeps two.
+    hub.publish([make.answer(1), make.answer(2, stream="yard"), make.answer(3)])
+    answers = client.watch(["gate"])
+    assert next(answers) == (make.answer(3), 1)
+    # Other cameras are another subscription.
+    answers = client.watch(["yard"])
+    hub.publish([make.answer(4, stream="yard")])
+    assert next(answers) == (make.answer(4, stream="yard"), 0)
 
 
 def test_settings_survive_the_wire(gateway, client):
