@@ -11,8 +11,9 @@ AVERAGE_S = 16.0
 """Averaging time of reports, seconds: over less than the usual strides, load depends on which cameras' windows happen
 to end, and quality would oscillate."""
 
-SURGE, SURGE_S = 1.25, 5.0
-"""Ratio of arriving work to capacity over ``SURGE_S`` seconds that is no chance: then only these seconds count."""
+STANDING_S, RUNNING_S = 8.0, 1.0
+"""A backlog counts as far as it lasts for ``STANDING_S`` seconds, a usual stride, and exceeds ``RUNNING_S``, the
+running step and the next: windows of cameras that started together end together, and are computed before the next."""
 
 SMOOTH, URGENT = 0.1, 0.5
 """Weights of reports, per second: normally, and under overload."""
@@ -20,7 +21,7 @@ SMOOTH, URGENT = 0.1, 0.5
 ABRUPT = 0.05
 """Relative change of the predicted load between two reports after which earlier reports are discarded."""
 
-HORIZON_S = 8.0
+HORIZON_S = 16.0
 """Target time, in seconds, for working off a backlog."""
 
 MOST_WAITING = 0.4
@@ -50,6 +51,8 @@ class ReplicaLoad:
     _before: float = 0.0
     _grew_s: float = -math.inf
     _fell_s: float = -math.inf
+    # Times and backlogs of the reports of the last STANDING_S seconds, and of the one before.
+    _backlogs: deque[tuple[float, float]] = field(default_factory=deque)
     _recent_reports: deque[tuple[float, float, float]] = field(default_factory=deque)
 
     def add(self, name: str, camera: FleetCamera) -> None:
@@ -82,6 +85,9 @@ class ReplicaLoad:
         """
         period_s, grown_s = now_s - self.reported_s, backlog_s - self.backlog_s
         self.reported_s, self.backlog_s, self.lag_s = now_s, max(0.0, backlog_s), None
+        self._backlogs.append((now_s, self.backlog_s))
+        while len(self._backlogs) > 1 and now_s - self._backlogs[1][0] >= STANDING_S:
+            self._backlogs.popleft()
         self._ignore_reports_until(now_s + settle_s)
         if self.load <= 0 or not 0 < period_s < math.inf:
             self._recent_reports.clear()
@@ -90,16 +96,17 @@ class ReplicaLoad:
         self._recent_reports.append((period_s, came_s, self.load * period_s))
         while sum(each[0] for each in self._recent_reports) - self._recent_reports[0][0] >= AVERAGE_S:
             self._recent_reports.popleft()
-        heard_s, came_s, expected_s = self._sums(SURGE_S)
-        if came_s <= SURGE * heard_s:
-            heard_s, came_s, expected_s = self._sums(AVERAGE_S)
+        overloaded = self._standing_s > RUNNING_S
+        heard_s, came_s, expected_s = self._sums(STANDING_S if overloaded else AVERAGE_S)
         # Arriving work / capacity.
         offered = max(0.0, came_s / heard_s)
         found = min(max(offered * heard_s * self.capacity / expected_s, 0.25), 4.0)
         if now_s < (self._fell_s if found > self.ratio else self._grew_s):
             self._recent_reports.clear()
             return
-        weight = URGENT if offered > 1.0 and found > self.ratio else SMOOTH
+        if heard_s < STANDING_S:
+            return
+        weight = URGENT if overloaded and offered > 1.0 and found > self.ratio else SMOOTH
         self.ratio += (1 - (1 - weight) ** period_s) * (found - self.ratio)
 
     def _sums(self, seconds: float) -> tuple[float, float, float]:
@@ -110,6 +117,12 @@ class ReplicaLoad:
                 break
             heard_s, came_s, expected_s = heard_s + period_s, came_s + came, expected_s + expected
         return heard_s, came_s, expected_s
+
+    @property
+    def _standing_s(self) -> float:
+        """Least backlog of the last ``STANDING_S`` seconds."""
+        covered = self.reported_s - self._backlogs[0][0] >= STANDING_S if self._backlogs else False
+        return min(backlog_s for _, backlog_s in self._backlogs) if covered else 0.0
 
     def _ignore_reports_until(self, felt_s: float) -> None:
         """After an abrupt change, discard earlier reports, and until ``felt_s`` overload if the load fell, or underload
@@ -129,6 +142,5 @@ class ReplicaLoad:
 
     @property
     def utilisation(self) -> float:
-        """Load / capacity, with the backlog to be worked off within :data:`HORIZON_S`; 1 is full."""
-        # A backlog of about a second is just the running step and the next one.
-        return self.predicted + min(MOST_WAITING, max(0.0, self.backlog_s - 1.0) / HORIZON_S)
+        """Load / capacity, with the standing backlog to be worked off within :data:`HORIZON_S`; 1 is full."""
+        return self.predicted + min(MOST_WAITING, max(0.0, self._standing_s - RUNNING_S) / HORIZON_S)

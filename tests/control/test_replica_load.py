@@ -61,12 +61,28 @@ def test_strides_of_which_one_part_brings_more_windows_than_the_other_correct_no
     assert min(seen[32:]) > 0.95
 
 
+def test_windows_that_end_together_are_no_overload() -> None:
+    """Cameras that started together bring a stride's work at once; heartbeats come a little late."""
+    made = replica(0.9)
+    made.report(0.0, 0.0, 0.0)
+    backlog_s = ended_s = 0.0
+    most = 0.0
+    for beat in range(1, 300):
+        now_s = 1.03 * beat
+        work_s = 0.9 * 8.0 * (now_s // 8.0 - ended_s // 8.0)
+        busy_s = min(1.03, backlog_s + work_s)
+        backlog_s, ended_s = backlog_s + work_s - busy_s, now_s
+        made.report(busy_s / 1.03, backlog_s, now_s, settle_s=4.0)
+        most = max(most, made.utilisation)
+    assert most < 0.97
+
+
 def test_work_that_was_not_predicted_is_seen_within_seconds_and_forgotten_when_it_is_over() -> None:
     engine = Engine(replica(0.7))
     for _ in range(10):
         engine.second_of(0.7)
     assert engine.made.ratio == pytest.approx(1.0)
-    for _ in range(6):
+    for _ in range(12):
         engine.second_of(1.4)
     assert engine.made.predicted > 1.2
     for _ in range(60):
@@ -76,7 +92,7 @@ def test_work_that_was_not_predicted_is_seen_within_seconds_and_forgotten_when_i
 
 def test_a_correction_fades_at_a_load_at_which_the_replica_is_always_busy() -> None:
     engine = Engine(replica(0.97))
-    for _ in range(8):
+    for _ in range(16):
         engine.second_of(1.3)
     high = engine.made.ratio
     for _ in range(60):
@@ -120,9 +136,15 @@ def test_what_came_before_many_cameras_came_does_not_make_them_cheap() -> None:
     assert engine.made.ratio == pytest.approx(1.0), "the seconds before were not theirs"
 
 
-def test_a_backlog_counts_until_it_is_worked_off() -> None:
+def test_a_backlog_counts_as_far_as_it_lasts_for_a_stride() -> None:
     made = replica(0.5)
-    made.report(0.5, 3.0, 1.0)
-    assert made.utilisation == pytest.approx(0.5 + 2 / 8)
-    made.report(0.5, 30.0, 2.0)
+    for second in range(8):
+        made.report(0.5, 3.0 if second == 4 else 6.0, float(second))
+        assert made.utilisation == made.predicted
+    made.report(0.5, 6.0, 8.0)
+    assert made.utilisation == pytest.approx(made.predicted + 2 / 16)
+    for second in range(9, 18):
+        made.report(0.5, 30.0, float(second))
     assert made.utilisation == pytest.approx(made.predicted + 0.4)
+    made.report(0.5, 0.5, 18.0)
+    assert made.utilisation == made.predicted
