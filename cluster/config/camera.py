@@ -43,7 +43,7 @@ class WindowConfig(Section):
 
     length_s: float = Field(default=40.0, gt=0, le=3600)
     """Seconds of video on which each answer is based."""
-    stride_s: float = Field(default=8.0, gt=0)
+    stride_s: float = Field(default=8.0, ge=0.1)
     """Seconds between answers; must not exceed length_s."""
     refresh: Annotated[str, OneOf(refresh_policies)] = "anchors"
     """Policy that selects the reused tokens to recompute: all, none, anchors, first_n, shifted, random, topk_deviation

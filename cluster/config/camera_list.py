@@ -29,6 +29,8 @@ def parse_camera_list(text: str) -> list[ListedCamera]:
     """Parse a camera list, keeping its order. CSV starts with a line of column names, :data:`COLUMNS`; YAML and JSON
     hold a list ``cameras`` as in a configuration, or are that list. Variables (``${NAME}``) are not expanded. Raises
     ``ConfigError``: none of the three formats, empty, or too long."""
+    # Spreadsheets begin a CSV in UTF-8 with a byte order mark.
+    text = text.removeprefix("\ufeff")
     first = next((line for line in text.splitlines() if line.strip()), "")
     is_csv = "name" in [cell.strip().lower() for cell in first.split(",")]
     found: list[ListedCamera] = []

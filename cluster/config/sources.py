@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from contextlib import suppress
 from functools import cache
@@ -118,7 +119,7 @@ def check_files(config: SightlineConfig, *entries: CameraEntry) -> None:
             below = ", ".join(str(root.resolve()) for root in roots)
             message = f"{entry.source} is not below {below}" if below else "files are not allowed as sources"
             message += " (security.file_roots)"
-        elif config.cluster.ray_address is None and not path.exists():
+        elif config.cluster.ray_address is None and not os.access(path, os.F_OK):
             message = f"there is no file {entry.source}; name a video file or an address like rtsp://10.0.0.11/stream1"
         if message:
             raise InvalidConfigError([Problem(("source",), message)], where=f"camera {entry.name}")

@@ -94,18 +94,16 @@ class Route:
     replica_address: str | None
 
     def to_decoder(self, camera: str) -> str:
-        """``host:port`` of the camera's decoder. Raises ``NotPlacedError``: none is ready."""
-        return self._ready(self.decoder_address, "decoder", camera)
+        """``host:port`` of the camera's decoder. Raises ``NotPlacedError``: none is ready, or it is paused."""
+        if self.decoder_address is None:
+            raise NotPlacedError(f"no decoder runs camera {camera!r}: it is paused, or no decoder is ready yet")
+        return self.decoder_address
 
     def to_replica(self, camera: str) -> str:
         """``host:port`` of the camera's replica. Raises ``NotPlacedError``: none is ready."""
-        return self._ready(self.replica_address, "replica", camera)
-
-    @staticmethod
-    def _ready(address: str | None, process: str, camera: str) -> str:
-        if address is None:
-            raise NotPlacedError(f"no {process} is ready for camera {camera!r} yet")
-        return address
+        if self.replica_address is None:
+            raise NotPlacedError(f"no replica is ready for camera {camera!r} yet")
+        return self.replica_address
 
 
 @dataclass(frozen=True, slots=True)

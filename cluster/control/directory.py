@@ -360,12 +360,12 @@ class Directory:
 
     # -- queries --------------------------------------------------------------------------------
     def route(self, name: str) -> Route:
-        """Processes that run a camera."""
-        self._require(name)
+        """Processes that run a camera; a paused one is run by no decoder, though it keeps its place."""
+        paused = self._require(name).settings.paused
         decoder, replica = self.decoder_table.owner(name), self._fleet.plan(name).owner
         return Route(
             decoder,
-            self.decoder_table.address(decoder),
+            None if paused else self.decoder_table.address(decoder),
             replica,
             self._replicas[replica].info.address if replica in self._replicas else None,
         )

@@ -170,8 +170,9 @@ def _not_text(text: str) -> str:
 
 
 def check_seconds(value: float, what: str) -> float | None:
-    """Validate seconds from the wire; 0 becomes ``None``. Raises ``ConfigError``: negative, or not finite."""
-    if not math.isfinite(value) or value < 0:
+    """Validate seconds from the wire; 0 becomes ``None``. Raises ``ConfigError``: negative, or not finite in
+    microseconds, as which they are compared."""
+    if not math.isfinite(value * MICROSECONDS) or value < 0:
         raise ConfigError(f"{what} is {value:g}; it is a number of seconds, and 0 means everything")
     return value or None
 

@@ -47,6 +47,8 @@ def test_csv_with_errors_by_line() -> None:
     assert wrong[7] == "a camera needs a name"
     assert "priority" in wrong[8]
     assert "quotes" in wrong[9] or "columns" in wrong[9]
+    # As spreadsheets write it.
+    assert parse_camera_list("\ufeff" + CSV.replace("\n", "\r\n")) == found
 
 
 def test_paused_is_said_as_in_a_configuration_and_nothing_else_is_taken_for_no() -> None:

@@ -61,6 +61,10 @@ WRONG = {
         "window:\n  stride_s: 50",
         "2: window.stride_s: must not exceed the window's length_s = 40, not 50",
     ),
+    "more windows than anything can answer": (
+        "window:\n  stride_s: 0.000001",
+        "2: window.stride_s: must be greater than or equal to 0.1, not 1e-06",
+    ),
     "stride over a camera's window": (
         "questions: [{id: q, text: t}]\nwindow:\n  stride_s: 8\ncameras:\n  - name: a\n    window: {length_s: 8.5}\n"
         "  - name: b\n    window: {stride_s: 41}",

@@ -89,6 +89,9 @@ def test_a_missing_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="camera new: source: there is no file notaurl; name a video file"):
         check_files(config(), parse_camera("new", "notaurl"))
+    # Longer than a file's name can be.
+    with pytest.raises(ConfigError, match=r"there is no file a+; name a video file"):
+        check_files(config(), parse_camera("new", "a" * 300))
     (tmp_path / "notaurl").touch()
     check_files(config(), parse_camera("new", "notaurl"))
     check_files(config(), parse_camera("new", "demo://gate"))

@@ -9,7 +9,7 @@ from cluster.config import camera_settings, load_config, parse_camera
 from cluster.control.cameras.managed import ManagedCamera, settings_of
 from cluster.control.directory import Directory
 from cluster.decoder.pipeline import pipeline_settings
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, NotPlacedError
 from cluster.types import PatchGeometry
 from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo
 
@@ -43,6 +43,10 @@ def test_it_is_assigned_to_nobody_until_it_is_resumed(table: DeclaredCameras) ->
     assert directory.version > version, "its decoder hears of it"
     assert directory.assignment("decoder-0").cameras == ()
     assert directory.expected_cameras == []
+    # Nobody holds packets of it, which would have to be erased; its memory can be asked.
+    with pytest.raises(NotPlacedError, match="it is paused"):
+        directory.route("gate").to_decoder("gate")
+    assert directory.route("gate").to_replica("gate") == "r1:1"
     # A last report of its decoder, on its way, does not bring it back.
     assert directory.heartbeat_decoder("decoder-0", "d/0", [report], 2.0)
     status = directory.status("gate")
@@ -51,6 +55,7 @@ def test_it_is_assigned_to_nobody_until_it_is_resumed(table: DeclaredCameras) ->
     [again] = directory.assignment("decoder-0").cameras
     assert again.life == assigned.life == life, "the same camera: its memory is its own"
     assert directory.status("gate").state == "waiting"
+    assert directory.route("gate").to_decoder("gate") == "d:1"
 
 
 def test_it_is_not_missed(table: DeclaredCameras) -> None:

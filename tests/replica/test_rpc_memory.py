@@ -144,6 +144,7 @@ REFUSED = {
     "odd camera": (request(camera="a\n"), Code.INVALID_ARGUMENT, "the camera's name is longer"),
     "negative": (request(since_s=-1), Code.INVALID_ARGUMENT, "since_s is -1"),
     "not a number": (request(since_s=float("nan")), Code.INVALID_ARGUMENT, "since_s is nan"),
+    "more microseconds than a number holds": (request(since_s=1e305), Code.INVALID_ARGUMENT, "since_s is 1e+305"),
     "endless": (request(max_new_tokens=49), Code.INVALID_ARGUMENT, "max_new_tokens is 49; answers have at most 48"),
     "unknown": (request(camera="nobody"), Code.NOT_FOUND, "there is no camera 'nobody'"),
     "nothing yet": (request(camera="dark"), Code.FAILED_PRECONDITION, "has seen nothing yet"),

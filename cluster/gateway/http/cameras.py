@@ -134,8 +134,10 @@ class CameraList(Body):
 
 @router.on("POST /v1/cameras/import", IMPORT, forms.ImportedCameras, errors=(409,), body_bytes=LIST_BYTES)
 async def import_cameras(body: CameraList, gateway: Gateway) -> Reply:
-    """Check a list of cameras line by line, and add them with ``apply``. If any line has an error, none is added. A
-    camera that exists as listed is no error, so a partially added list can be sent again."""
+    """Check a list of cameras line by line, and add them with ``apply``. If any line has an error, none is added. What
+    is only found when adding (settings that contradict the cluster's, a file that may not be opened, no capacity) is
+    its line's error; the others are added. A camera that exists as listed is no error, so a partially added list can
+    be sent again."""
     # On a thread: parsing thousands of cameras takes seconds.
     listed = await asyncio.to_thread(parse_camera_list, body.text)
     known = await gateway.live.list()

@@ -64,7 +64,7 @@ TEXTS = (
     "[",
 )
 NUMBERS = (0, 1, -1, 2, 7, 255, 2**31 - 1, -(2**31), 2**32 - 1, 2**63 - 1, -(2**63), 2**64 - 1)
-FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-300, 1e300, float("inf"), float("-inf"), float("nan"), 3600.0)
+FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-300, 1e305, float("inf"), float("-inf"), float("nan"), 3600.0)
 
 
 def text(rng: random.Random) -> str:
