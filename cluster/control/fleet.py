@@ -97,7 +97,7 @@ class Fleet:
         self._clock(now_s)
         if demand.camera in self._cameras:
             self.set_demand(demand.camera, demand)
-            return self.admission_of(demand.camera)
+            return self._admission_of(self._cameras[demand.camera])
         camera = self._new(demand, idle=idle)
         if not force and (refused := self._refusal(camera)) is not None:
             return refused
@@ -110,7 +110,7 @@ class Fleet:
         self._committed.hold(camera.held)
         weight = self._pool.largest_share_s(camera.needed[0], camera.held)
         self._own(demand.camera, self._placement.add(demand.camera, weight=weight, prefer=prefer))
-        return self.admission_of(demand.camera)
+        return self._admission_of(camera)
 
     def remove(self, name: str) -> list[CameraMove]:
         """Remove a camera; others may move as the mean load falls."""
@@ -330,17 +330,9 @@ class Fleet:
             moves.append(CameraMove(name, source, owner, warm and source is not None))
         return moves
 
-    def admission_of(self, name: str) -> Admission:
-        """Admission of a known camera, as if it were added now."""
-        camera = self._known(name)
-        if camera.owner is None:
-            return Admission("accepted", "it waits for a replica")
-        utilisation = self.utilisation(camera.owner)
-        reason = f"{camera.owner} is at {utilisation:.0%} of its capacity with it"
-        reduced = camera.rung > 0 or utilisation > self.policy.high
-        if reduced:
-            reason += "; cameras there run at reduced quality"
-        return Admission("reduced" if reduced else "accepted", reason)
+    def _admission_of(self, camera: FleetCamera) -> Admission:
+        full = camera.owner is not None and (camera.rung > 0 or self.utilisation(camera.owner) > self.policy.high)
+        return Admission("reduced" if full else "accepted")
 
     def _known(self, name: str) -> FleetCamera:
         try:
