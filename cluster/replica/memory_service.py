@@ -74,13 +74,10 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
 
     Args:
         handler: the replica.
-        conversations: for follow-up questions; by default at most 64, or twice ``max_asks`` if that is more.
+        conversations: for follow-up questions; by default at most 64.
         max_asks: concurrent questions; one more is refused with ``CapacityError``.
         max_new_tokens: limit and default of an answer's tokens.
         ask_s, call_s: timeout of an answer, and of any other call, whatever deadline the client sets.
-
-    Raises:
-        ValueError: ``max_asks`` is not below the limit of conversations.
     """
 
     def __init__(
@@ -94,9 +91,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         call_s: float = 30.0,
     ) -> None:
         self._handler = handler
-        self._conversations = Conversations(limit=max(64, 2 * max_asks)) if conversations is None else conversations
-        if max_asks >= self._conversations.limit:
-            raise ValueError(f"{max_asks} questions at once need more than {self._conversations.limit} conversations")
+        self._conversations = Conversations() if conversations is None else conversations
         self._places = ConcurrencyLimit(max_asks, "questions are being answered or wait already; ask again later")
         self._longest = max_new_tokens
         self._ask_s, self._call_s = ask_s, call_s
