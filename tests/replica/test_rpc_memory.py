@@ -287,15 +287,6 @@ async def test_describe():
         assert (await refusal(dark))[0] is Code.FAILED_PRECONDITION
 
 
-@pytest.mark.parametrize("jpegs", [NotReadyError("no pictures are kept"), [b"one too few"]])
-async def test_an_answer_without_pictures_is_better_than_none(jpegs):
-    async with replica() as (handler, address), open_channel(address) as channel:
-        handler.jpegs = jpegs
-        pieces, told = await ask(stub_of(channel), with_pictures=True)
-        assert pieces == ["two ", "words"]
-        assert [moment.picture for moment in told.moments] == [b"", b""]
-
-
 def test_pictures_that_do_not_fit_into_a_message_stay_away():
     large = bytes(MAX_PICTURES_BYTES - 10)
     kept = outcome_to_proto(AskOutcome(result("x"), "id", (large, bytes(11)))).moments
