@@ -66,6 +66,24 @@ def test_a_pause_is_no_jump() -> None:
     for pts in (0, FRAME, 9 * MICROSECONDS):
         timeline.place_picture(pts)
         assert not timeline.jumped
+    # Nor does it stretch the interval at which missing times continue.
+    assert 0 < timeline.place_picture(None) - 9 * MICROSECONDS < 2 * FRAME
+
+
+def test_where_video_is_missing_the_next_picture_may_be_any_time_ahead_but_only_that_one() -> None:
+    timeline = Timeline()
+    timeline.place_picture(0)
+    timeline.resume()
+    told = [(timeline.place_picture(at_s * MICROSECONDS), timeline.jumped) for at_s in (60, 120)]
+    assert told == [(60 * MICROSECONDS, False), (120 * MICROSECONDS, True)]
+
+
+def test_where_video_and_times_are_missing_some_pictures_are_skipped() -> None:
+    timeline = Timeline()
+    timeline.place_picture(0)
+    timeline.place_picture(FRAME)
+    timeline.resume()
+    assert [timeline.place_picture(None) for _ in range(27)] == [None] * 25 + [2 * FRAME, 3 * FRAME]
 
 
 @settings(deadline=None)
