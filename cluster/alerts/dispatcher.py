@@ -1,6 +1,7 @@
 """Delivers alerts to sinks with retries, in order per incident and independently per sink (``Dispatcher``)."""
 
 import asyncio
+import contextlib
 import heapq
 import logging
 import random
@@ -207,11 +208,9 @@ class _SinkQueue:
         while True:
             self._changed.clear()
             wait_s = self._launch()
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
-            except TimeoutError:
-                continue
 
     def _launch(self) -> float | None:
         """Start due deliveries; returns seconds until the next one is due, None: wait for a change."""

@@ -17,7 +17,7 @@ from cluster.alerts.incident import (
     bare,
 )
 from cluster.config.alerts import EventKind
-from cluster.errors import CapacityError, ConfigError, NotReadyError
+from cluster.errors import CapacityError, NotReadyError
 
 MOST_MUTES = 10_000
 YEAR_S = 365 * 86_400.0
@@ -149,10 +149,7 @@ class OpenIncidents:
 
     # -- mutes ----------------------------------------------------------------------------------
     def mute(self, mute: Mute, now_s: float) -> None:
-        """Add a mute, replacing an earlier one of the same camera and subject. Raises ``ConfigError``: ``until_s`` lies
-        in the past; ``CapacityError``: too many mutes."""
-        if mute.until_s <= now_s:
-            raise ConfigError("a mute must end in the future")
+        """Add a mute, replacing an earlier one of the same camera and subject. Raises ``CapacityError``: too many."""
         self._expire(now_s)
         where = (mute.camera, mute.subject)
         if where not in self._mutes and len(self._mutes) >= MOST_MUTES:

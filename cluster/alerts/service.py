@@ -224,7 +224,7 @@ class AlertService:
         return [incident for incident in waiting if incident.opened_s >= since_s]
 
     async def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
-        """Mute for ``for_s`` seconds; returns the active mutes. Raises ``ConfigError``: ``for_s`` is not positive."""
+        """Mute for ``for_s`` seconds; returns the active mutes. Raises ``CapacityError``: too many."""
         now_s = self._clock.now()
         self._open_incidents.mute(Mute(camera or "*", subject or "*", now_s + for_s, by), now_s)
         await self._flush()

@@ -108,7 +108,6 @@ class IncidentTracker:
         self._rules = rules
         self._tracks: dict[Subject, Track] = {}
         self._lives: Mapping[str, str] = {}
-        self.repeated = 0
 
     def load(self, tracks: Mapping[Subject, Mapping[str, Any]], now_s: float) -> None:
         """Restore stored state, except of questions answered in the meantime."""
@@ -138,7 +137,6 @@ class IncidentTracker:
         self._reset_if_reworded(where, track, rule, now_s)
         track.life = track.life or self._lives.get(answer.stream, UNKNOWN)
         if track.is_repeated(answer):
-            self.repeated += 1
             return True
         ended_s = now_s - answer.lag_s
         if track.last_end is not None and answer.end <= track.last_end and ended_s < track.last_s:
@@ -268,10 +266,9 @@ class IncidentTracker:
         if incident is None:
             return
         self._open_incidents.end_incident(*where, now_s, reason)
-        track = self._tracks.get(where)
-        if track is not None:
-            track.run, track.off, track.ended_end = 0, 0, incident.end
-            self._open_incidents.store_track(where, asdict(track))
+        track = self._tracks[where]
+        track.run, track.off, track.ended_end = 0, 0, incident.end
+        self._open_incidents.store_track(where, asdict(track))
 
 
 _NO_TOKENS = TokenCount(0, 0, 0, 0, 0, 0, 0)

@@ -69,8 +69,6 @@ class FileSource:
         speed: float = 1.0,
         roots: Sequence[Path] | None = None,
     ) -> None:
-        if speed <= 0:
-            raise ValueError(f"speed must be positive, not {speed}")
         self.path = Path(path)
         self.name = str(SourceAddress(str(path)))
         self.loop = loop

@@ -149,7 +149,6 @@ class LazyProcessor(CodecProcessor):
 
     def _mark_lost(self) -> None:
         super()._mark_lost()
-        self.stats.packets_skipped += self.lazy.holding
         self.lazy.clear()
         self._last_sample = self._unsampled = self._sampled_until = self._must_show = None
 

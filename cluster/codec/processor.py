@@ -118,7 +118,6 @@ class CodecProcessor:
 
     def feed(self, packet: EncodedPacket) -> list[SampledPicture]:
         """Decode one packet; returns completed samples, oldest first."""
-        self.stats.packets += 1
         if not self._in_sequence(packet):
             return []
         data = self._framed(packet)
@@ -141,10 +140,7 @@ class CodecProcessor:
         return self._feed_framed(FramedPacket(packet, data, reference))
 
     def _feed_framed(self, each: FramedPacket) -> list[SampledPicture]:
-        if self._trust is Trust.LOST and not self._recover(each):
-            self.stats.packets_skipped += 1
-            return []
-        return self._feed_now(each)
+        return [] if self._trust is Trust.LOST and not self._recover(each) else self._feed_now(each)
 
     def _feed_now(self, each: FramedPacket) -> list[SampledPicture]:
         assert self._decoder is not None
@@ -162,8 +158,6 @@ class CodecProcessor:
         if packet.keyframe and (time is None or last is None or not 0 < time - last < self._sampling.least_step):
             self._last_keyframe_only = time
             return self.feed(packet) + self.drain()
-        self.stats.packets += 1
-        self.stats.packets_skipped += 1
         self._next_sequence = packet.sequence + 1
         if self._trust is not Trust.LOST:
             self._mark_lost()
@@ -222,7 +216,6 @@ class CodecProcessor:
     def _in_sequence(self, packet: EncodedPacket) -> bool:
         expected = self._next_sequence
         if expected is not None and expected - _LATE <= packet.sequence < expected:
-            self.stats.packets_repeated += 1
             return False
         self._next_sequence = packet.sequence + 1
         if expected is not None and packet.sequence != expected:
@@ -325,7 +318,6 @@ class CodecProcessor:
 
     def _accept_picture(self, frame: VideoFrame) -> SampledPicture | None:
         if frame.is_corrupt:
-            self.stats.corrupt_frames += 1
             self.resync("corrupt")
             return None
         if (self._trust is not Trust.TRUSTED and not self._trustworthy(frame)) or frame.opaque:
@@ -391,14 +383,12 @@ class CodecProcessor:
             self._view.change.reset()
 
     def _place(self, pts: int | None) -> int | None:
-        timeline, stats = self._timeline, self.stats
-        time = timeline.place_picture(pts)
-        if timeline.jumped:
-            stats.resyncs["timestamps"] += 1
+        time = self._timeline.place_picture(pts)
+        if self._timeline.jumped:
+            self.stats.resyncs["timestamps"] += 1
             # The picture's references are intact: only the clock is discontinuous.
             self._fresh = True
             self._restart()
-        stats.pts_missing, stats.pts_repeated, stats.pts_jumps = timeline.missing, timeline.repeated, timeline.jumps
         return time
 
     def _sample(self, frame: VideoFrame, time: int, view: PictureView) -> SampledPicture | None:
@@ -438,8 +428,6 @@ class CodecProcessor:
             "hidden": view.hidden,
             "gap": self._gap and not self._fresh,
         }
-        self.stats.scenes += self._fresh
-        self.stats.anchors += header["anchor"]
         self.stats.frames_sampled += 1
         self._fresh = self._gap = False
         return header

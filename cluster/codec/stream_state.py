@@ -28,24 +28,14 @@ class CodecStats:
     ``resyncs`` is by reason: ``gap`` (hole in the sequence numbers), ``lost_reference`` (found in the bitstream),
     ``corrupt``, ``timestamps``, ``resolution``, ``codec``, ``too_large``, or one given by callers of ``resync``.
     ``gaps`` counts the first two. ``refusal``: a sentence on why nothing is being decoded, cleared by the next picture.
-    ``scenes``: fresh samples; all but the first follow a clock jump or a change of grid. ``frames_spared``: dropped
-    undecoded as quiet (see LazyDecode).
+    ``frames_spared``: dropped undecoded as quiet (see LazyDecode).
     """
 
-    packets: int = 0
-    packets_skipped: int = 0
-    packets_repeated: int = 0
     frames_decoded: int = 0
     frames_spared: int = 0
     frames_sampled: int = 0
-    anchors: int = 0
-    scenes: int = 0
     decode_errors: int = 0
-    corrupt_frames: int = 0
     gaps: int = 0
-    pts_missing: int = 0
-    pts_repeated: int = 0
-    pts_jumps: int = 0
     resyncs: Counter[str] = field(default_factory=Counter)
     codec: str = ""
     width: int = 0

@@ -64,54 +64,45 @@ class SourceSupervisor:
         is called inside the exception handler.
         """
         self._on_state = on_state
-        with contextlib.closing(self.source):
-            return self._run(self.source, on_header, on_packet, on_defect)
-
-    def _run(
-        self,
-        source: Source,
-        on_header: Callable[[StreamHeader], None],
-        on_packet: Callable[[EncodedPacket], None],
-        on_defect: Callable[[], None] | None,
-    ) -> SourceStatus:
-        while not self._stopped.is_set():
-            self._report(CameraState.WAITING if source.pushed else CameraState.CONNECTING)
-            started: float | None = None
-            defect = False
-            reason = "the connection was lost: the stream ended"
-            try:
-                header = source.open()
-                if self._stopped.is_set():
-                    break
-                started = time.monotonic()
-                on_header(header)
-                self._report(CameraState.RUNNING)
-                for packet in source.packets():
+        with contextlib.closing(self.source) as source:
+            while not self._stopped.is_set():
+                self._report(CameraState.WAITING if source.pushed else CameraState.CONNECTING)
+                started: float | None = None
+                defect = False
+                reason = "the connection was lost: the stream ended"
+                try:
+                    header = source.open()
                     if self._stopped.is_set():
                         break
-                    on_packet(packet)
-            except SourceError as error:
-                if not error.retryable and not self._stopped.is_set():
-                    return self._report(CameraState.ERROR, str(error))
-                reason = str(error)
-            except Exception as error:
-                if on_defect is None or not source.live:
-                    raise
-                defect, reason = True, f"internal error: {type(error).__name__}: {error}"
-                on_defect()
-            if self._stopped.is_set():
-                break
-            if source.ended:
-                return self._report(CameraState.ENDED)
-            if started is not None and source.pushed and not defect:
-                continue
-            if started is not None and time.monotonic() - started >= self.backoff.well_after_s:
-                self._attempts = 0
-            delay = self.backoff.delay_s(self._attempts, self._random.random())
-            self._attempts += 1
-            self._report(CameraState.BACKOFF, reason, delay)
-            self._stopped.wait(delay)
-        return self._report(CameraState.ENDED, "stopped")
+                    started = time.monotonic()
+                    on_header(header)
+                    self._report(CameraState.RUNNING)
+                    for packet in source.packets():
+                        if self._stopped.is_set():
+                            break
+                        on_packet(packet)
+                except SourceError as error:
+                    if not error.retryable and not self._stopped.is_set():
+                        return self._report(CameraState.ERROR, str(error))
+                    reason = str(error)
+                except Exception as error:
+                    if on_defect is None or not source.live:
+                        raise
+                    defect, reason = True, f"internal error: {type(error).__name__}: {error}"
+                    on_defect()
+                if self._stopped.is_set():
+                    break
+                if source.ended:
+                    return self._report(CameraState.ENDED)
+                if started is not None and source.pushed and not defect:
+                    continue
+                if started is not None and time.monotonic() - started >= self.backoff.well_after_s:
+                    self._attempts = 0
+                delay = self.backoff.delay_s(self._attempts, self._random.random())
+                self._attempts += 1
+                self._report(CameraState.BACKOFF, reason, delay)
+                self._stopped.wait(delay)
+            return self._report(CameraState.ENDED, "stopped")
 
     def _report(self, state: CameraState, reason: str = "", retry_in_s: float = 0.0) -> SourceStatus:
         # Library messages may quote the source's URL, or part of it.

@@ -26,7 +26,6 @@ class Timeline:
     """
 
     def __init__(self) -> None:
-        self.missing = self.repeated = self.jumps = 0
         self.jumped = False
         """Whether the clock jumped before the picture placed last."""
         self._interval: int | None = None
@@ -49,7 +48,6 @@ class Timeline:
         """Time of the next picture in microseconds, None if it cannot be placed."""
         self.jumped = False
         if pts is None:
-            self.missing += 1
             return self._extrapolate()
         if self._last is None:
             return self._at(pts)
@@ -64,13 +62,11 @@ class Timeline:
         # Extrapolated times run on, so a stuck clock may fall behind them by any amount.
         stuck = self._unplaced >= PATIENCE and self._repeated is not None and abs(pts - self._repeated) < REPEAT
         if -REPEAT < step <= 0 or stuck:
-            self.repeated += 1
             if self._unplaced >= PATIENCE:
                 return self._extrapolate()
             self._unplaced += 1
             self._repeated = pts
             return None
-        self.jumps += 1
         self.jumped = True
         return self._at(pts)
 

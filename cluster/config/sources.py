@@ -97,29 +97,28 @@ def _added_roots(config: SightlineConfig) -> tuple[Path, ...]:
     return tuple(Path(root) for root in roots)
 
 
-def check_files(config: SightlineConfig, *entries: CameraEntry) -> None:
-    """Check that file and device sources, and each ``ca_file``, may be opened and, if decoders run on this machine,
-    that the sources exist. Errors never reveal whether a forbidden file exists. Raises ``InvalidConfigError``."""
+def check_files(config: SightlineConfig, entry: CameraEntry) -> None:
+    """Check that a file or device source, and the ``ca_file``, may be opened and, if decoders run on this machine,
+    that the source exists. Errors never reveal whether a forbidden file exists. Raises ``InvalidConfigError``."""
     written = {config.source.ca_file, *(each.source_options.ca_file for each in config.cameras if each.source_options)}
-    for entry in entries:
-        ca_file = entry.source_options.ca_file if entry.source_options is not None else None
-        if ca_file is not None and ca_file not in written and not is_below(Path(ca_file), _added_roots(config)):
-            message = f"{ca_file} is not below a folder of security.file_roots, and not in the configuration"
-            raise InvalidConfigError([Problem(("source_options", "ca_file"), message)], where=f"camera {entry.name}")
-        path, roots = local_path(entry.source), file_roots(config, entry.source)
-        message = ""
-        if entry.source.scheme == DEMO_SCHEME:
-            from cluster.codec import CLIPS
+    ca_file = entry.source_options.ca_file if entry.source_options is not None else None
+    if ca_file is not None and ca_file not in written and not is_below(Path(ca_file), _added_roots(config)):
+        message = f"{ca_file} is not below a folder of security.file_roots, and not in the configuration"
+        raise InvalidConfigError([Problem(("source_options", "ca_file"), message)], where=f"camera {entry.name}")
+    path, roots = local_path(entry.source), file_roots(config, entry.source)
+    message = ""
+    if entry.source.scheme == DEMO_SCHEME:
+        from cluster.codec import CLIPS
 
-            if (name := entry.source.reveal().partition("://")[2]) not in CLIPS:
-                message = f"there is no bundled clip {name!r}; there are: {', '.join(CLIPS)}"
-        elif path is None:
-            continue
-        elif roots is not None and not is_below(path, roots):
-            below = ", ".join(str(root.resolve()) for root in roots)
-            message = f"{entry.source} is not below {below}" if below else "files are not allowed as sources"
-            message += " (security.file_roots)"
-        elif config.cluster.ray_address is None and not os.access(path, os.F_OK):
-            message = f"there is no file {entry.source}; name a video file or an address like rtsp://10.0.0.11/stream1"
-        if message:
-            raise InvalidConfigError([Problem(("source",), message)], where=f"camera {entry.name}")
+        if (name := entry.source.reveal().partition("://")[2]) not in CLIPS:
+            message = f"there is no bundled clip {name!r}; there are: {', '.join(CLIPS)}"
+    elif path is None:
+        return
+    elif roots is not None and not is_below(path, roots):
+        below = ", ".join(str(root.resolve()) for root in roots)
+        message = f"{entry.source} is not below {below}" if below else "files are not allowed as sources"
+        message += " (security.file_roots)"
+    elif config.cluster.ray_address is None and not os.access(path, os.F_OK):
+        message = f"there is no file {entry.source}; name a video file or an address like rtsp://10.0.0.11/stream1"
+    if message:
+        raise InvalidConfigError([Problem(("source",), message)], where=f"camera {entry.name}")

@@ -22,11 +22,11 @@ Verdict = Literal["accepted", "reduced", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The answer to ``cameras add``. ``missing_streams``, ``missing_replicas``: capacity missing for a refused camera
-    with every camera at its lowest permitted rung, in cameras like this one and in replicas."""
+    """Whether the fleet takes a camera; of a refused one the ``reason``, and the capacity missing with every camera at
+    its lowest permitted rung, in cameras like this one and in replicas."""
 
     verdict: Verdict
-    reason: str
+    reason: str = ""
     missing_streams: float = 0.0
     missing_replicas: float = 0.0
 

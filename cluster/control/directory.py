@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from cluster.config import CameraConfig
 from cluster.control.accounted_video import AccountedVideo
-from cluster.control.admission import Admission
 from cluster.control.camera_record import (
     Assignment,
     CameraAssignment,
@@ -81,39 +80,21 @@ class Directory:
         self._counted: dict[str, Mapping[str, Mapping[str, int]]] = {}
 
     # -- cameras --------------------------------------------------------------------------------
-    def add(
-        self,
-        settings: CameraConfig,
-        now_s: float = 0.0,
-        *,
-        force: bool = True,
-        manager: str = CLUSTER,
-        life: str = "",
-    ) -> Admission:
-        """Add a camera; members that reported it when they joined keep it.
-
-        Args:
-            force: skip admission control.
-            manager: who alone may change it, which the caller checks (``cluster.control.cameras``).
-            life: distinguishes it from an earlier camera of its name, which processes may still report.
-
-        Raises:
-            CameraExistsError: the name has other settings; adding the same camera again is no error.
-            CapacityError: no capacity, even with every camera at its lowest permitted rung.
-        """
-        self.check_add(settings, now_s, force=force)
-        if settings.name in self._cameras:
-            return self._fleet.admission_of(settings.name)
+    def add(self, settings: CameraConfig, now_s: float = 0.0, *, manager: str = CLUSTER, life: str = "") -> None:
+        """Add a camera of a new name, after :meth:`check_add`; members that reported it when they joined keep it.
+        ``manager``: who alone may change it, which the caller checks (``cluster.control.cameras``); ``life``:
+        distinguishes it from an earlier camera of its name, which processes may still report."""
         demand, prefer = demand_of(settings, self.geometry), self._held_by.pop(settings.name, None)
-        admission = self._fleet.admit(demand, now_s, force=True, prefer=prefer, idle=True)
+        self._fleet.admit(demand, now_s, force=True, prefer=prefer, idle=True)
         totals, video = Totals(self._counted.pop(life, None)), AccountedVideo(self._heartbeat_s)
         camera = self._cameras[settings.name] = CameraRecord(settings, manager, life, totals=totals, video=video)
         self.decoder_table.add(settings.name)
         self.declared = camera.declared = self._changed([self.decoder_table.owner(settings.name)])
-        return admission
 
-    def check_add(self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True) -> None:
-        """Check that a camera can be added. Raises like :meth:`add`."""
+    def check_add(self, settings: CameraConfig, now_s: float, *, force: bool) -> None:
+        """Check that a camera can be added; ``force``: skip admission control. Raises ``CameraExistsError``: the name
+        has other settings (adding the same camera again is no error); ``CapacityError``: no capacity, even with every
+        camera at its lowest permitted rung."""
         known = self._cameras.get(settings.name)
         if known is not None:
             if known.settings != settings:
@@ -125,7 +106,7 @@ class Directory:
             if refused is not None:
                 raise CapacityError(f"camera {settings.name!r} is refused: {refused.reason}")
 
-    def update(self, settings: CameraConfig, now_s: float = 0.0, *, manager: str = CLUSTER) -> Admission:
+    def update(self, settings: CameraConfig, now_s: float = 0.0, *, manager: str = CLUSTER) -> None:
         """Change a camera's settings; it keeps its place, rung and counts. Never refused: if capacity is short, the
         ladder lowers others."""
         camera = self._require(settings.name)
@@ -140,7 +121,6 @@ class Directory:
             size = report.size if report is not None and report.width else None
             self._fleet.admit(demand_of(settings, self.geometry, size), now_s, force=True)
             self.declared = camera.declared = self._changed([self.decoder_table.owner(settings.name)])
-        return self._fleet.admission_of(settings.name)
 
     def remove(self, name: str) -> None:
         """Remove a camera; its decoder stops it at the next request."""

@@ -26,7 +26,7 @@ class Fleet:
     """See the module. Methods raise ``UnknownCameraError`` if the camera is not in the fleet.
 
     Args:
-        costs: of the model on the replicas' device; a replica of another speed joins with its ``capacity``.
+        costs: of the model on the replicas' device.
         settle_s: seconds between steps down on one replica, so that each takes effect.
         timed: whether ``costs`` were measured on such replicas; if not, no camera is refused for lack of time.
     """
@@ -97,7 +97,7 @@ class Fleet:
         self._clock(now_s)
         if demand.camera in self._cameras:
             self.set_demand(demand.camera, demand)
-            return self.admission_of(demand.camera)
+            return self._admission_of(self._cameras[demand.camera])
         camera = self._new(demand, idle=idle)
         if not force and (refused := self._refusal(camera)) is not None:
             return refused
@@ -110,7 +110,7 @@ class Fleet:
         self._committed.hold(camera.held)
         weight = self._pool.largest_share_s(camera.needed[0], camera.held)
         self._own(demand.camera, self._placement.add(demand.camera, weight=weight, prefer=prefer))
-        return self.admission_of(demand.camera)
+        return self._admission_of(camera)
 
     def remove(self, name: str) -> list[CameraMove]:
         """Remove a camera; others may move as the mean load falls."""
@@ -163,14 +163,14 @@ class Fleet:
 
     # -- replicas --------------------------------------------------------------------------------
     def join(
-        self, replica: str, *, capacity: float = 1.0, window_tokens: float = math.inf, waiting_bytes: float = math.inf
+        self, replica: str, *, window_tokens: float = math.inf, waiting_bytes: float = math.inf
     ) -> list[CameraMove]:
-        """Add a ready replica, or resume a drained one. ``capacity``: its speed relative to the cost model's device;
-        ``window_tokens``, ``waiting_bytes``: memory it offers (:class:`~cluster.control.admission.MemoryDemand`)."""
+        """Add a ready replica, or resume a drained one. ``window_tokens``, ``waiting_bytes``: memory it offers
+        (:class:`~cluster.control.admission.MemoryDemand`)."""
         limit = MemoryDemand(window_tokens, waiting_bytes)
-        self._replicas.setdefault(replica, ReplicaLoad(capacity, limit)).draining = False
+        self._replicas.setdefault(replica, ReplicaLoad(limit)).draining = False
         self._count_capacity()
-        return self._moved(self._placement.join(replica, capacity=capacity), warm=True)
+        return self._moved(self._placement.join(replica), warm=True)
 
     def leave(self, replica: str) -> list[CameraMove]:
         """Remove a replica; its cameras' state is lost unless it was drained before."""
@@ -251,8 +251,8 @@ class Fleet:
 
     def _count_capacity(self) -> None:
         ready = [each for each in self._replicas.values() if not each.draining]
-        pool_s = self.policy.high * sum(each.capacity for each in ready)
-        replica_s = pool_s / len(ready) if ready else None
+        pool_s = self.policy.high * len(ready)
+        replica_s = self.policy.high if ready else None
         self._pool = PoolCapacity(
             pool_s, reduce(MemoryDemand.plus, (each.limit for each in ready), MemoryDemand()), replica_s
         )
@@ -273,8 +273,7 @@ class Fleet:
         may_climb = not over and any(camera.rung for camera in replica.cameras.values())
         steps: list[Step] = []
         if (over and not settling) or may_climb:
-            scale = replica.ratio / replica.capacity
-            steps = self.policy.decide(replica.cameras, utilisation, self._now_s, scale=scale)
+            steps = self.policy.decide(replica.cameras, utilisation, self._now_s, scale=replica.ratio)
             if over:
                 replica.settled_s = self._now_s + self._settle_s
             for step in steps:
@@ -330,17 +329,9 @@ class Fleet:
             moves.append(CameraMove(name, source, owner, warm and source is not None))
         return moves
 
-    def admission_of(self, name: str) -> Admission:
-        """Admission of a known camera, as if it were added now."""
-        camera = self._known(name)
-        if camera.owner is None:
-            return Admission("accepted", "it waits for a replica")
-        utilisation = self.utilisation(camera.owner)
-        reason = f"{camera.owner} is at {utilisation:.0%} of its capacity with it"
-        reduced = camera.rung > 0 or utilisation > self.policy.high
-        if reduced:
-            reason += "; cameras there run at reduced quality"
-        return Admission("reduced" if reduced else "accepted", reason)
+    def _admission_of(self, camera: FleetCamera) -> Admission:
+        full = camera.owner is not None and (camera.rung > 0 or self.utilisation(camera.owner) > self.policy.high)
+        return Admission("reduced" if full else "accepted")
 
     def _known(self, name: str) -> FleetCamera:
         try:

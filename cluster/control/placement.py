@@ -2,9 +2,9 @@
 
 Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (SODA 2018): no member holds more than ``(1
 + slack)`` times the mean load; a key goes to the first member of its own preference order with free capacity. Here keys
-have weights (replica seconds per second) and members may differ in capacity, so a member may exceed the bound by less
-than one key, which for keys of weight one is the paper's ``ceil((1 + slack) * mean)``. The order is by rendezvous
-weights instead of a ring, which needs no virtual nodes.
+have weights (replica seconds per second), so a member may exceed the bound by less than one key, which for keys of
+weight one is the paper's ``ceil((1 + slack) * mean)``. The order is by rendezvous weights instead of a ring, which
+needs no virtual nodes.
 
 The table is also sticky, because moving a camera is expensive: a key moves only when its owner leaves or is drained, or
 when a change puts its owner above the bound.
@@ -16,6 +16,9 @@ from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
+
+SLACK = 0.25
+"""Excess over the mean up to which a member keeps its keys."""
 
 # Loads are sums of floats: smaller differences are rounding errors.
 _SAME = 1e-9
@@ -30,10 +33,7 @@ class Placement:
     Methods that can move keys return the moved ones as ``{key: new member}``, ``None`` if no member is left.
     """
 
-    def __init__(self, *, slack: float = 0.25) -> None:
-        if slack < 0:
-            raise ValueError(f"slack must not be negative, not {slack}")
-        self.slack = slack
+    def __init__(self) -> None:
         self._members: dict[str, set[str]] = {}
         self._owners: dict[str, str | None] = {}
         self._weights: dict[str, float] = {}
@@ -43,7 +43,6 @@ class Placement:
         self._names: list[str] = []
         self._rows: dict[str, int] = {}
         self._loads: npt.NDArray[np.float64] = np.zeros(0)
-        self._capacity: npt.NDArray[np.float64] = np.zeros(0)
         self._draining: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self._member_hashes: npt.NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 
@@ -53,9 +52,9 @@ class Placement:
 
     @property
     def max_over_mean(self) -> float:
-        """Largest load / mean load, per capacity; 0 without any load."""
+        """Largest load / mean load; 0 without any load."""
         mean = self._mean()
-        return float((self._loads / self._capacity)[~self._draining].max()) / mean if mean else 0.0
+        return float(self._loads[~self._draining].max()) / mean if mean else 0.0
 
     def owner(self, key: str) -> str | None:
         """The member that owns ``key``; ``None`` for an unknown key, or without members."""
@@ -70,25 +69,20 @@ class Placement:
         return float(self._loads[self._rows[member]])
 
     def add(self, key: str, *, weight: float = 1.0, prefer: str | None = None) -> str | None:
-        """Place a new key (a known one stays where it is) and return its owner.
-
-        ``prefer``: member that already has it, as a restarted controller learns from the members.
-        """
-        if key not in self._owners:
-            self._owners[key] = None
-            self._weights[key] = _checked(weight)
-            self._hashes[key] = _hash(key)
-            self._total += weight
-            if prefer is not None and prefer in self._members and not self.is_draining(prefer):
-                self._assign(key, self._rows[prefer])
-            else:
-                self._place(key)
+        """Place a new key and return its owner. ``prefer``: member that already has it, as a restarted controller
+        learns from the members."""
+        self._owners[key] = None
+        self._weights[key] = _checked(weight)
+        self._hashes[key] = _hash(key)
+        self._total += weight
+        if prefer in self._members and not self.is_draining(prefer):
+            self._assign(key, self._rows[prefer])
+        else:
+            self._place(key)
         return self._owners[key]
 
     def remove(self, key: str) -> dict[str, str | None]:
-        """Remove a key. The bound falls with it, so others may move."""
-        if key not in self._owners:
-            return {}
+        """Remove a known key. The bound falls with it, so others may move."""
         self._unassign(key)
         del self._owners[key], self._hashes[key]
         self._total -= self._weights.pop(key)
@@ -103,21 +97,16 @@ class Placement:
         if owner is not None:
             self._loads[self._rows[owner]] += more
 
-    def join(self, member: str, *, capacity: float = 1.0) -> dict[str, str | None]:
-        """Add a member: it takes keys without an owner, then the excess of members above the bound.
-
-        ``capacity``: relative to the others. A drained member takes keys again.
-        """
+    def join(self, member: str) -> dict[str, str | None]:
+        """Add a member: it takes keys without an owner, then the excess of members above the bound. A drained member
+        takes keys again."""
         if member in self._members:
             self._draining[self._rows[member]] = False
             return {}
-        if not (math.isfinite(capacity) and capacity > 0):
-            raise ValueError(f"a member's capacity must be above 0, not {capacity}")
         self._members[member] = set()
         self._rows[member] = len(self._names)
         self._names.append(member)
         self._loads = np.append(self._loads, 0.0)
-        self._capacity = np.append(self._capacity, capacity)
         self._draining = np.append(self._draining, False)
         self._member_hashes = np.append(self._member_hashes, np.uint64(_hash(member)))
         self._total = math.fsum(self._weights.values())
@@ -125,15 +114,13 @@ class Placement:
         return moved | self._relieve(tight=True)
 
     def leave(self, member: str) -> dict[str, str | None]:
-        """Remove a member; only its own keys move. If all remaining ones are drained, they take keys again."""
-        if member not in self._members:
-            return {}
+        """Remove a known member; only its own keys move. If all remaining ones are drained, they take keys again."""
         orphans = self._members.pop(member)
         row = self._rows.pop(member)
         del self._names[row]
         self._rows = {name: place for place, name in enumerate(self._names)}
-        self._loads, self._capacity = np.delete(self._loads, row), np.delete(self._capacity, row)
-        self._draining, self._member_hashes = np.delete(self._draining, row), np.delete(self._member_hashes, row)
+        self._loads, self._draining = np.delete(self._loads, row), np.delete(self._draining, row)
+        self._member_hashes = np.delete(self._member_hashes, row)
         if self._draining.all():
             self._draining[:] = False
         for key in orphans:
@@ -157,9 +144,8 @@ class Placement:
         return self._place_all(keys)
 
     def can_drain(self, member: str) -> bool:
-        """Whether another member would take its keys."""
-        row = self._rows.get(member)
-        return row is not None and bool((~np.delete(self._draining, row)).any())
+        """Whether another member would take the keys of a known one."""
+        return bool((~np.delete(self._draining, self._rows[member])).any())
 
     # -- one key ---------------------------------------------------------------------------------
     def _place_all(self, keys: Iterable[str]) -> dict[str, str | None]:
@@ -171,33 +157,34 @@ class Placement:
         return moved
 
     def _place(self, key: str) -> None:
-        """Place one key. Some member always has capacity: if each held more than ``mean + weight · (1 - 1 / n)`` minus
-        the key's weight, together they would hold more than everything but the key."""
-        if not len(self._names) or self._draining.all():
+        """Place one key. Some member always has room: if each held more than ``mean + weight · (1 - 1 / n)`` minus the
+        key's weight, together they would hold more than everything but the key."""
+        if self._draining.all():
             return
         weight = self._weights[key]
         after = self._loads + weight
-        open_to = (after <= self._limits(weight) + _SAME * (1 + self._total)) & ~self._draining
+        open_to = (after <= self._limit(weight) + _SAME * (1 + self._total)) & ~self._draining
         liking = _mix(self._member_hashes ^ np.uint64(self._hashes[key]))
         if open_to.any():
             liking[~open_to] = 0
             self._assign(key, int(liking.argmax()))
         else:
             # Reached only through rounding errors that accumulated in the total.
-            self._assign(key, int(np.where(self._draining, np.inf, self._loads / self._capacity).argmin()))
+            self._assign(key, int(np.where(self._draining, np.inf, self._loads).argmin()))
 
-    def _limits(self, weight: float) -> npt.NDArray[np.float64]:
-        """Maximum load of each member after taking a key of ``weight``. Tighter than the bound for keeping keys: of two
+    def _limit(self, weight: float) -> float:
+        """Maximum load of a member after taking a key of ``weight``. Tighter than the bound for keeping keys: of two
         cameras each of two decoders gets one, but neither moves when others are removed."""
-        mean = self._mean() * self._capacity
-        share = self._capacity / self._capacity[~self._draining].sum()
-        limits: npt.NDArray[np.float64] = np.maximum((1 + min(self.slack, EVEN)) * mean, mean + weight * (1 - share))
-        return limits
+        mean = self._mean()
+        return max((1 + EVEN) * mean, mean + weight * (1 - 1 / self._active))
 
     def _mean(self) -> float:
-        """Mean load per capacity."""
-        capacity = float(self._capacity[~self._draining].sum())
-        return self._total / capacity if capacity else 0.0
+        """Mean load of the members that are not drained."""
+        return self._total / self._active if self._active else 0.0
+
+    @property
+    def _active(self) -> int:
+        return int(np.count_nonzero(~self._draining))
 
     def _assign(self, key: str, row: int) -> None:
         name = self._names[row]
@@ -218,14 +205,14 @@ class Placement:
     def _relieve(self, *, tight: bool) -> dict[str, str | None]:
         """Move keys off every member above its bound, starting with those that rank their owner lowest; ``tight``: down
         to the limit for taking keys, else to that for keeping them."""
-        if not len(self._names) or self._draining.all():
+        if self._draining.all():
             return {}
         moved: dict[str, str | None] = {}
         # Only these can be above either bound.
-        bound = (1 + self.slack) * self._mean() * self._capacity
+        bound = (1 + SLACK) * self._mean()
         rows = np.flatnonzero((self._loads > bound + _SAME * (1 + self._total)) & ~self._draining)
         for name in sorted(self._names[row] for row in rows):
-            leaving = self._excess(name, float(bound[self._rows[name]]), tight)
+            leaving = self._excess(name, bound, tight)
             for key in leaving:
                 self._unassign(key)
             moved.update(self._place_all(leaving))
@@ -236,7 +223,7 @@ class Placement:
         heaviest = max(self._weights[key] for key in keys)
         same = _SAME * (1 + self._total)
         # A load of a whole key or more above the bound must shrink, less may stay.
-        limit = float(self._limits(heaviest)[row]) + same if tight else bound + heaviest - same
+        limit = self._limit(heaviest) + same if tight else bound + heaviest - same
         load, leaving = self.load(member), []
         if load <= limit:
             return []

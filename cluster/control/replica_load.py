@@ -38,7 +38,6 @@ class ReplicaLoad:
     * ``lag_s``: expected mean lag of a window; ``None``: not computed since the last change
     """
 
-    capacity: float
     limit: MemoryDemand = UNBOUNDED
     cameras: dict[str, FleetCamera] = field(default_factory=dict)
     ratio: float = 1.0
@@ -100,7 +99,7 @@ class ReplicaLoad:
         heard_s, came_s, expected_s = self._sums(STANDING_S if overloaded else AVERAGE_S)
         # Arriving work / capacity.
         offered = max(0.0, came_s / heard_s)
-        found = min(max(offered * heard_s * self.capacity / expected_s, 0.25), 4.0)
+        found = min(max(offered * heard_s / expected_s, 0.25), 4.0)
         if now_s < (self._fell_s if found > self.ratio else self._grew_s):
             self._recent_reports.clear()
             return
@@ -138,7 +137,7 @@ class ReplicaLoad:
     @property
     def predicted(self) -> float:
         """Load / capacity, without the backlog."""
-        return self.load / self.capacity * self.ratio
+        return self.load * self.ratio
 
     @property
     def utilisation(self) -> float:

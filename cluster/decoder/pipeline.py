@@ -54,7 +54,6 @@ class PipelineStatus:
 
     * ``retry_in_s``: seconds until the next attempt, in BACKOFF
     * ``last_frame_age_s``: seconds since the last decoded picture, None before the first
-    * ``samples_out``: frames the sink accepted
     * ``samples_dropped``: frames it refused, and frames left incomplete by a gap in a temporal pair
     * ``picture``: statistics of the newest sample, None before the first
     * ``decode``: "cuda" or "cpu", empty before the stream is open; ``reason`` says why a requested GPU is not used
@@ -67,7 +66,6 @@ class PipelineStatus:
     retry_in_s: float
     stats: CodecStats
     last_frame_age_s: float | None
-    samples_out: int
     samples_dropped: int
     picture: PictureHealth | None
     decode: str
@@ -140,7 +138,7 @@ class CameraPipeline:
         self._status_at = time.monotonic()
         self._last_frame_at: float | None = None
         self._unshown: tuple[SampledPicture, float] | None = None
-        self._sent = self._refused = 0
+        self._refused = 0
         # Unix seconds of the newest packet, for tracing; read in the camera's thread.
         self.taken_s = self.decoded_s = 0.0
 
@@ -205,7 +203,6 @@ class CameraPipeline:
             retry_in_s=max(0.0, source.retry_in_s - (now - self._status_at)),
             stats=replace(stats, resyncs=stats.resyncs.copy()),
             last_frame_age_s=None if self._last_frame_at is None else now - self._last_frame_at,
-            samples_out=self._sent,
             samples_dropped=self._refused + self._sampler.dropped,
             picture=self._statistics.health,
             decode=device.name,
@@ -357,8 +354,6 @@ class CameraPipeline:
         except CapacityError:
             self._refused += 1
             self._sampler.force_anchor()
-            return
-        self._sent += 1
 
 
 def stream_spec_at(spec: StreamSpec, rung: Rung) -> StreamSpec:

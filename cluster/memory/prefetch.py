@@ -98,8 +98,6 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
         deadline_s: float = 2.0,
         on_event: Callable[[FetchEvent], None] | None = None,
     ) -> None:
-        if deadline_s <= 0:
-            raise ValueError(f"a prefetcher's deadline must be positive, not {deadline_s:g} s")
         self.stats = PrefetchStats()
         self._load, self._on_event, self._at_hand, self._deadline_s = load, on_event, at_hand, deadline_s
         self._expected: dict[BlockKey, _Load] = {}

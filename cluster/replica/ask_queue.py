@@ -183,7 +183,7 @@ class AskQueue:
         """Take one step of the first question, if the share allows; end all cancelled and timed-out questions. After
         ``DeviceError`` :meth:`close` ends the rest."""
         began = self._clock()
-        self._saved_s = min(_SAVED_S if self._share > 0 else 0.0, self._saved_s + (began - self._last) * self._share)
+        self._saved_s = min(_SAVED_S, self._saved_s + (began - self._last) * self._share)
         self._last = began
         for question in self._take(lambda each: each.done.cancelled() or began > each.until):
             _fail(question, UnavailableError("the answer took too long; ask again, or about less with --since"))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -13,7 +12,7 @@ import grpc.aio
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
 from cluster import metrics
-from cluster.errors import ConfigError, NotReadyError, SightlineError
+from cluster.errors import ConfigError, NotReadyError
 from cluster.replica.ask_queue import Conversations
 from cluster.security.limits import ConcurrencyLimit
 from cluster.types import MICROSECONDS, AskResult, AskSpec
@@ -31,8 +30,6 @@ from cluster.wire.memory_wire import (
 
 if TYPE_CHECKING:
     from cluster.replica.memory import WorkerMemory
-
-log = logging.getLogger(__name__)
 
 SERVICE = "sightline.v1.Memory"
 USUAL_REPLAYED, MOST_REPLAYED = 240, 480
@@ -74,13 +71,10 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
 
     Args:
         handler: the replica.
-        conversations: for follow-up questions; by default at most 64, or twice ``max_asks`` if that is more.
+        conversations: for follow-up questions; by default at most 64.
         max_asks: concurrent questions; one more is refused with ``CapacityError``.
         max_new_tokens: limit and default of an answer's tokens.
         ask_s, call_s: timeout of an answer, and of any other call, whatever deadline the client sets.
-
-    Raises:
-        ValueError: ``max_asks`` is not below the limit of conversations.
     """
 
     def __init__(
@@ -94,9 +88,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         call_s: float = 30.0,
     ) -> None:
         self._handler = handler
-        self._conversations = Conversations(limit=max(64, 2 * max_asks)) if conversations is None else conversations
-        if max_asks >= self._conversations.limit:
-            raise ValueError(f"{max_asks} questions at once need more than {self._conversations.limit} conversations")
+        self._conversations = Conversations() if conversations is None else conversations
         self._places = ConcurrencyLimit(max_asks, "questions are being answered or wait already; ask again later")
         self._longest = max_new_tokens
         self._ask_s, self._call_s = ask_s, call_s
@@ -159,7 +151,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
     async def _write_result(
         self, request: memory_pb2.AskRequest, context: Context, result: AskResult, conversation: str = ""
     ) -> None:
-        pictures = await self._pictures(result) if request.with_pictures else ()
+        pictures = await self._handler.pictures(result.stream, result.moments) if request.with_pictures else ()
         told = outcome_to_proto(AskOutcome(result, conversation, tuple(pictures)))
         await context.write(memory_pb2.AskEvent(result=told))
 
@@ -172,18 +164,6 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
                 if event:
                     await context.write(memory_pb2.AskEvent(piece=event))
         raise RuntimeError(f"the answer about camera {ask.stream!r} ended without a result")
-
-    async def _pictures(self, result: AskResult) -> Sequence[bytes]:
-        """Thumbnails of an answer; none if fetching them fails."""
-        try:
-            pictures = await self._handler.pictures(result.stream, result.moments)
-        except SightlineError as error:
-            log.warning("camera %s: no pictures: %s", result.stream, error)
-            return ()
-        if len(pictures) != len(result.moments):
-            log.error("camera %s: %d pictures of %d moments", result.stream, len(pictures), len(result.moments))
-            return ()
-        return pictures
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:

@@ -104,8 +104,6 @@ class WindowQueue:
     """
 
     def __init__(self, *, per_stream: int = 1, capacity: int = 1024, order: str = "deadline") -> None:
-        if per_stream < 1 or capacity < 1:
-            raise ValueError(f"a window queue must hold at least one window, not {min(per_stream, capacity)}")
         self.per_stream = per_stream
         self.capacity = capacity
         self._due_s: Callable[[float, float, float], float] = window_orders.get(order)().due_s

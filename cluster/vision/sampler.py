@@ -85,8 +85,6 @@ class PatchSampler:
 
     def __init__(self, stream: str, pruner: Pruner, fps: float) -> None:
         """``stream``: the camera's name; ``fps``: sampling rate, which determines durations."""
-        if fps <= 0:
-            raise ValueError(f"samples per second must be positive, not {fps}")
         self.stream = stream
         self.pruner = pruner
         self.fps = fps

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cluster.alerts.incident import Incident, Mute
 from cluster.alerts.open_incidents import OpenIncidents
 from cluster.alerts.tracker import OVER_S, IncidentTracker, Rule
-from cluster.errors import ConfigError, NotReadyError
+from cluster.errors import NotReadyError
 
 RULE = Rule(cooldown_s=0.0, update_s=16.0)
 NOW = 1_700_000_000.0
@@ -142,7 +142,6 @@ def test_a_minute_of_short_strides_that_comes_again_counts_once(make):
 def test_an_answer_that_comes_again_counts_once(make):
     desk = Desk()
     assert desk.take(make.answer(3), make.answer(3), make.answer(3)) == []
-    assert desk.tracker.repeated == 2
     assert [kind for kind, *_ in desk.take(make.answer(4))] == ["new"]
     assert desk.take(make.answer(3), make.answer(4)) == []
 
@@ -203,10 +202,8 @@ def test_a_stream_that_is_opened_again_counts_from_zero_and_nothing_is_taken_for
     second = [replace(make.answer(n), incarnation="second") for n in range(3)]
     assert desk.take(*first) == []
     assert [kind for kind, *_ in desk.take(*second)] == ["new"]
-    assert desk.tracker.repeated == 0
     # A replica sends again what it has, to whoever connects.
     assert desk.take(*first, *second) == []
-    assert desk.tracker.repeated == 6
 
 
 def test_a_camera_that_is_added_again_has_no_past_not_even_after_a_restart(make):
@@ -308,8 +305,6 @@ def test_mutes_are_named_lifted_and_forgotten(make):
     assert [mute.by for mute in open_incidents.mutes(NOW + 6)] == ["ann"]
     assert open_incidents.unmute("gate", "person")
     assert not open_incidents.unmute("gate", "person")
-    with pytest.raises(ConfigError, match="must end in the future"):
-        open_incidents.mute(Mute("gate", "*", NOW - 1), NOW)
 
 
 def test_acknowledging_is_told_once(make):

@@ -77,7 +77,7 @@ def shown(kinds: str, fps: float) -> list[ChangeGrid]:
         for index, data in enumerate(pictures)
     ]
     processor, samples = process(StreamHeader("h264", WIDTH, HEIGHT, b""), packets, fps=fps)
-    assert processor.stats.decode_errors == processor.stats.corrupt_frames == 0
+    assert processor.stats.decode_errors == processor.stats.resyncs["corrupt"] == 0
     return [sample.change for sample in samples[1:]]
 
 

@@ -112,7 +112,7 @@ def test_after_a_gap_the_next_keyframe_is_an_anchor_of_the_same_scene_and_counte
     assert samples[5].change.frames == 0
     assert samples[6].change.frames == 1
     stats = processor.stats
-    assert (stats.gaps, stats.packets_skipped, dict(stats.resyncs)) == (1, 13, {"gap": 1})
+    assert (stats.gaps, dict(stats.resyncs)) == (1, {"gap": 1})
     assert stats.decode_errors == 0
 
 
@@ -233,7 +233,6 @@ def test_damage_to_h264_pictures_is_seen_and_recovered_from(kind: str) -> None:
     assert [round(seconds(sample) * FPS) for sample in samples] == [*range(7), *range(20, 60)]
     assert [sample.index for sample in samples if sample.random_access] == [0, 7]
     assert processor.stats.resyncs == {"corrupt": 1}
-    assert processor.stats.decode_errors + processor.stats.corrupt_frames == 1
 
 
 @settings(deadline=None, max_examples=30)
@@ -274,7 +273,7 @@ def test_parameter_sets_that_a_camera_sent_only_once_are_given_to_its_later_keyf
     once = [unit for place, unit in enumerate(units) if place not in sets[2:]]
     (tmp_path / "both.h264").write_bytes(small + b"".join(START_CODE + unit for unit in once))
     processor, samples = process(*read(tmp_path / "both.h264"))
-    assert (processor.stats.frames_decoded, processor.stats.corrupt_frames) == (60, 0)
+    assert (processor.stats.frames_decoded, processor.stats.resyncs["corrupt"]) == (60, 0)
     assert samples[-1].grid == GEOMETRY.grid(256, 160)
 
 
@@ -318,7 +317,7 @@ def test_a_camera_may_change_codec_and_size_again_and_again(tmp_path: Path) -> N
     assert {sample.change.cue for sample in samples[12:50]} == {"luma"}
     assert {sample.change.cue for sample in [*samples[1:10], *samples[51:]]} == {"vectors+luma"}
     assert processor.stats.resyncs == {"codec": 5}
-    assert processor.stats.decode_errors == processor.stats.corrupt_frames == 0
+    assert processor.stats.decode_errors == 0
     assert (processor.stats.codec, processor.stats.width, processor.stats.height) == ("h264", 320, 192)
 
 
@@ -355,7 +354,7 @@ def test_a_jump_of_the_clock_loses_nothing(by_s: float, first: int) -> None:
     shown = [round((seconds(sample) - (by_s if index >= first else 0)) * FPS) for index, sample in enumerate(samples)]
     assert shown == [*range(60)]
     assert [sample.index for sample in samples if sample.fresh] == [0, first]
-    assert (processor.stats.pts_jumps, processor.stats.resyncs) == (1, {"timestamps": 1})
+    assert processor.stats.resyncs == {"timestamps": 1}
 
 
 def test_a_session_whose_first_packet_has_no_time_is_not_placed_on_the_last_ones_clock() -> None:
@@ -363,27 +362,24 @@ def test_a_session_whose_first_packet_has_no_time_is_not_placed_on_the_last_ones
     header, packets, _ = clip("plain")
     again = [replace(packet, sequence=packet.sequence + 61) for packet in packets]
     again[0] = replace(again[0], pts=None, dts=None)
-    processor, samples = process(header, packets + again)
+    _, samples = process(header, packets + again)
     assert [sample.pts for sample in samples[60:]] == [packet.pts for packet in packets[1:]]
     assert [index for index, sample in enumerate(samples) if sample.random_access] == [0, 60]
     assert samples[60].fresh
-    assert processor.stats.packets_skipped == 0
 
 
 def test_missing_times_are_filled_in() -> None:
     header, packets, clean = clip("plain")
     holes = [replace(packet, pts=None, dts=None) if packet.sequence % 5 in (3, 4) else packet for packet in packets]
-    processor, samples = process(header, holes)
+    _, samples = process(header, holes)
     assert [sample.pts for sample in samples] == list(clean)
-    assert processor.stats.pts_missing == 24
 
 
 def test_a_stream_without_times_is_sampled_at_the_nominal_rate() -> None:
     header, packets, _ = clip("plain")
-    processor, samples = process(header, [replace(packet, pts=None, dts=None) for packet in packets], fps=5)
+    _, samples = process(header, [replace(packet, pts=None, dts=None) for packet in packets], fps=5)
     assert len(samples) == 7
     assert samples[0].fresh
-    assert processor.stats.pts_missing == 60
 
 
 def test_repeated_times_are_decoded_but_not_sampled() -> None:
@@ -392,7 +388,7 @@ def test_repeated_times_are_decoded_but_not_sampled() -> None:
     processor, samples = process(header, stuck)
     assert [round(seconds(sample) * FPS) for sample in samples] == [*range(5), *range(8, 60)]
     assert samples[5].change.frames == 4
-    assert (processor.stats.pts_repeated, dict(processor.stats.resyncs)) == (3, {})
+    assert processor.stats.resyncs == {}
 
 
 @settings(deadline=None, max_examples=40)

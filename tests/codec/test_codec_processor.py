@@ -89,10 +89,9 @@ def test_variable_frame_rates_are_sampled_by_time(tmp_path: Path) -> None:
 
 
 def test_anchors_come_at_keyframes(clips: dict[str, Path]) -> None:
-    processor, samples = process(*read(clips["plain"]), fps=4, anchor_interval_s=1.5)
+    _, samples = process(*read(clips["plain"]), fps=4, anchor_interval_s=1.5)
     assert [seconds(sample) for sample in samples if sample.anchor] == [0, 2]
     assert [sample.index for sample in samples if sample.fresh] == [0]
-    assert processor.stats.anchors == 2
 
 
 def test_anchors_are_forced_where_keyframes_are_rare(tmp_path: Path) -> None:
@@ -128,8 +127,7 @@ def test_a_reconnect_is_a_gap_where_the_clock_runs_on(clips: dict[str, Path], aw
     assert (again[0].fresh, again[0].gap, again[0].anchor) == (fresh, not fresh, True)
     assert not any(sample.random_access for sample in again[1:])
     assert fresh or again[0].pts > samples[-1].pts
-    assert processor.stats.pts_jumps == processor.stats.scenes - 1 == int(fresh)
-    assert processor.stats.packets_repeated == 0
+    assert processor.stats.resyncs["timestamps"] == int(fresh)
 
 
 def area_mean(picture: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -228,7 +226,7 @@ def test_glances_show_each_keyframe_by_itself_and_feeding_goes_on_at_the_next(
     header, packets = read(clips[name])
     keys = [index for index, packet in enumerate(packets) if packet.keyframe]
     assert len(keys) >= 3
-    whole, all_samples = process(header, packets, fps=5)
+    _, all_samples = process(header, packets, fps=5)
     processor = CodecProcessor(GEOMETRY, CodecOptions(fps=5))
     processor.open(header)
     fed = [sample for packet in packets[:10] for sample in processor.feed(packet)]
@@ -248,7 +246,6 @@ def test_glances_show_each_keyframe_by_itself_and_feeding_goes_on_at_the_next(
     assert len(fed) + len(rest) >= 6
     stats = processor.stats
     assert (stats.gaps, stats.decode_errors, dict(stats.resyncs)) == (0, 0, {}), "nobody lost anything"
-    assert stats.packets == whole.stats.packets == len(packets)
 
 
 def test_of_pictures_that_are_all_keyframes_as_many_are_decoded_as_are_sampled(tmp_path: Path) -> None:
@@ -259,4 +256,3 @@ def test_of_pictures_that_are_all_keyframes_as_many_are_decoded_as_are_sampled(t
     samples = [sample for packet in packets for sample in processor.decode_keyframe_only(packet)]
     assert [sample.pts for sample in samples] == [packet.pts for packet in packets[::4]]
     assert processor.stats.frames_decoded == len(samples)
-    assert processor.stats.packets == len(packets)

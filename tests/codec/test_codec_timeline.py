@@ -32,10 +32,7 @@ def test_a_stream_without_any_clock_counts_from_zero() -> None:
 
 
 def test_a_repeated_moment_is_passed_over() -> None:
-    timeline = Timeline()
-    got = [timeline.place_picture(pts) for pts in (0, FRAME, FRAME, 0, 2 * FRAME)]
-    assert got == [0, FRAME, None, None, 2 * FRAME]
-    assert timeline.repeated == 2
+    assert times(0, FRAME, FRAME, 0, 2 * FRAME) == [0, FRAME, None, None, 2 * FRAME]
 
 
 def test_a_stuck_clock_is_taken_for_none() -> None:
@@ -45,14 +42,13 @@ def test_a_stuck_clock_is_taken_for_none() -> None:
 
 def test_a_clock_stays_stuck_however_long() -> None:
     timeline = Timeline()
-    got = [timeline.place_picture(pts) for pts in [0, FRAME] + [FRAME] * 500]
-    assert got == [0, FRAME] + [None] * 25 + [FRAME * (2 + index) for index in range(475)]
-    assert timeline.jumps == 0
+    got = [(timeline.place_picture(pts), timeline.jumped) for pts in [0, FRAME] + [FRAME] * 500]
+    placed = [0, FRAME] + [None] * 25 + [FRAME * (2 + index) for index in range(475)]
+    assert got == [(time, False) for time in placed]
     # It runs again, from where it stood: what was filled in is known to be wrong.
-    runs = [timeline.place_picture(FRAME + FRAME * (1 + index)) for index in range(40)]
-    assert runs[:24] == [FRAME * (477 + index) for index in range(24)]
-    assert runs[24:] == [FRAME * (26 + index) for index in range(16)]
-    assert timeline.jumps == 1
+    runs = [(timeline.place_picture(FRAME + FRAME * (1 + index)), timeline.jumped) for index in range(40)]
+    assert runs[:24] == [(FRAME * (477 + index), False) for index in range(24)]
+    assert runs[24:] == [(FRAME * (26 + index), index == 0) for index in range(16)]
 
 
 def test_jumps_are_told_and_accepted() -> None:
@@ -62,7 +58,7 @@ def test_jumps_are_told_and_accepted() -> None:
         assert timeline.place_picture(there) == there
         assert timeline.jumped
         assert timeline.place_picture(there + FRAME) == there + FRAME
-        assert timeline.jumps == 1
+        assert not timeline.jumped
 
 
 def test_a_pause_is_no_jump() -> None:
@@ -70,6 +66,24 @@ def test_a_pause_is_no_jump() -> None:
     for pts in (0, FRAME, 9 * MICROSECONDS):
         timeline.place_picture(pts)
         assert not timeline.jumped
+    # Nor does it stretch the interval at which missing times continue.
+    assert 0 < timeline.place_picture(None) - 9 * MICROSECONDS < 2 * FRAME
+
+
+def test_where_video_is_missing_the_next_picture_may_be_any_time_ahead_but_only_that_one() -> None:
+    timeline = Timeline()
+    timeline.place_picture(0)
+    timeline.resume()
+    told = [(timeline.place_picture(at_s * MICROSECONDS), timeline.jumped) for at_s in (60, 120)]
+    assert told == [(60 * MICROSECONDS, False), (120 * MICROSECONDS, True)]
+
+
+def test_where_video_and_times_are_missing_some_pictures_are_skipped() -> None:
+    timeline = Timeline()
+    timeline.place_picture(0)
+    timeline.place_picture(FRAME)
+    timeline.resume()
+    assert [timeline.place_picture(None) for _ in range(27)] == [None] * 25 + [2 * FRAME, 3 * FRAME]
 
 
 @settings(deadline=None)

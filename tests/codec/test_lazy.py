@@ -180,7 +180,6 @@ def test_held_b_pictures_without_proper_decoding_times_are_sampled_at_their_time
     # Pictures may still be in the decoder when holding begins, and come a little late.
     assert max(abs(a - b) for a, b in zip(*times, strict=True)) <= 2 * MICROSECONDS // FPS
     assert sum(a != b for a, b in zip(*times, strict=True)) <= 2
-    assert lazily.processor.stats.pts_repeated == 0
     assert lazily.processor.stats.frames_spared > 0.3 * len(packets)
 
 
@@ -245,7 +244,6 @@ def test_a_hole_in_a_held_gop_is_a_gap(footage: Callable[[str], Path]) -> None:
     camera.run(packets[hole + 1 :])
     stats = camera.processor.stats
     assert stats.gaps == 1
-    assert stats.packets_skipped == waiting + GOP - 20 - 1
     gaps = [frame.pts for frame in camera.frames if frame.gap]
     assert gaps == [packets[7 * GOP].pts]
 
@@ -294,7 +292,7 @@ def test_damage_in_a_held_gop_is_found_when_it_is_decoded(footage: Callable[[str
     packets[before] = replace(packets[before], data=bad[:12] + bytes(len(bad) - 12))
     camera = Camera(header, on=True).run(packets)
     stats = camera.processor.stats
-    assert stats.decode_errors + stats.corrupt_frames >= 1
+    assert stats.resyncs["corrupt"] >= 1
     assert [frame.pts for frame in camera.frames if frame.gap] == [packets[9 * GOP].pts]
     # The picture that follows the damage is whole: nothing of what came in it is lost.
     assert next(frame for frame in camera.frames if frame.gap).mask.all()

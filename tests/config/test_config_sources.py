@@ -55,7 +55,8 @@ def test_authorities_of_cameras_added_later_are_the_configured_ones_or_below_the
     def added(ca_file: str):
         return parse_camera("new", "rtsps://10.0.0.1/1", settings={"source_options": {"ca_file": ca_file}})
 
-    check_files(loaded, added("/etc/ca.pem"), added(str(tmp_path / "ca.pem")))
+    check_files(loaded, added("/etc/ca.pem"))
+    check_files(loaded, added(str(tmp_path / "ca.pem")))
     with pytest.raises(ConfigError, match=r"ca_file: /etc/passwd is not below a folder of security\.file_roots"):
         check_files(loaded, added("/etc/passwd"))
 
@@ -67,7 +68,8 @@ def test_files_of_cameras_added_later_lie_below_the_named_folders(tmp_path: Path
     (allowed / "a.mp4").touch()
     (allowed / "link.mp4").symlink_to(secret)
     loaded = config(file_roots=[str(allowed)])
-    check_files(loaded, parse_camera("new", str(allowed / "a.mp4")), parse_camera("by", f"file://{allowed}/a.mp4"))
+    check_files(loaded, parse_camera("new", str(allowed / "a.mp4")))
+    check_files(loaded, parse_camera("by", f"file://{allowed}/a.mp4"))
     told = set()
     for path in (
         secret,

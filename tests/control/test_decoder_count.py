@@ -78,6 +78,7 @@ def test_cameras_leave_a_decoder_that_is_not_wanted_before_it_may_end() -> None:
         directory.add(camera(f"cam-{number}"))
     moving = {each.settings.name for each in directory.assignment("decoder-1").cameras}
     assert moving
+    assert not directory.keep_decoders(["decoder-0", "decoder-1", "decoder-2"]), "decoder-2 has yet to join"
     version = directory.version
     assert directory.keep_decoders(["decoder-0"])
     assert directory.version > version

@@ -76,11 +76,9 @@ def test_a_replica_that_is_to_be_stopped_gets_no_camera_that_it_had_before(direc
 
 
 def test_same_camera_again_is_no_error_and_other_settings_are(directory: Directory) -> None:
-    version = directory.version
-    directory.add(camera("cam-0"))
-    assert directory.version == version
+    directory.check_add(camera("cam-0"), 0.0, force=False)
     with pytest.raises(CameraExistsError, match="remove it first"):
-        directory.add(camera("cam-0", "rtsp://elsewhere"))
+        directory.check_add(camera("cam-0", "rtsp://elsewhere"), 0.0, force=True)
 
 
 def test_clients_never_see_a_cameras_password_but_its_decoder_does(directory: Directory) -> None:

@@ -39,6 +39,11 @@ def report(made: Directory, at_s: float, *, busy_s: float, backlog_s: float = 0.
     assert made.heartbeat_replica(instance, streams, at_s, ReplicaReport(busy_s, backlog_s))
 
 
+def admit(made: Directory, name: str, now_s: float) -> None:
+    made.check_add(camera(name), now_s, force=False)
+    made.add(camera(name), now_s)
+
+
 def send(made: Directory, *names: str) -> None:
     """Pictures come from these cameras, or from all."""
     reports = [CameraReport(name, "running", counts={"frames_decoded": 1}) for name in names or made.cameras]
@@ -59,13 +64,13 @@ def run(made: Directory, first_s: int, last_s: int, *, cost: float, busy_s: floa
 
 def test_cameras_are_taken_until_none_fits_even_at_the_lowest_quality() -> None:
     made = directory()
-    verdicts = [made.add(camera(f"cam-{number}"), 0.0, force=False).verdict for number in range(FITTING)]
-    assert verdicts[:9] == ["accepted"] * 9
-    assert set(verdicts[9:]) == {"reduced"}
+    for number in range(FITTING):
+        admit(made, f"cam-{number}", 0.0)
+    assert {name for name, rung in rungs(made).items() if rung == "full"} == {f"cam-{number}" for number in range(9)}
     before = (made.version, made.cameras)
     sentence = "camera .late. is refused: the fleet is full .* cameras like this one too many, or .* replicas too few"
     with pytest.raises(CapacityError, match=sentence):
-        made.add(camera("late"), 1.0, force=False)
+        admit(made, "late", 1.0)
     assert (made.version, made.cameras) == before
     assert "late" not in rungs(made)
 
@@ -74,7 +79,7 @@ def test_a_camera_that_must_be_taken_is_taken() -> None:
     made = directory()
     for number in range(FITTING):
         made.add(camera(f"cam-{number}"), 0.0)
-    made.add(camera("late"), 1.0, force=True)
+    made.add(camera("late"), 1.0)
     assert made.status("late").replica == "replica-0"
     assert "late" in rungs(made)
 
@@ -84,24 +89,24 @@ def test_a_refused_camera_comes_in_when_another_goes_or_a_replica_comes() -> Non
     for number in range(FITTING):
         made.add(camera(f"cam-{number}"), 0.0)
     with pytest.raises(CapacityError):
-        made.add(camera("late"), 1.0, force=False)
+        admit(made, "late", 1.0)
     made.remove("cam-3")
-    made.add(camera("late"), 2.0, force=False)
+    admit(made, "late", 2.0)
     with pytest.raises(CapacityError):
-        made.add(camera("later"), 3.0, force=False)
+        admit(made, "later", 3.0)
     made.join_replica(ReplicaInfo("r1", "r1:1", "", 1, GEOMETRY), 4.0)
-    assert made.add(camera("later"), 4.0, force=False).verdict in ("accepted", "reduced")
+    admit(made, "later", 4.0)
 
 
 def test_without_costs_or_admission_nobody_is_refused_and_nobody_gives_way() -> None:
     for settings in (FleetSettings(None, LADDER), FleetSettings(costs(), LADDER, admission=False)):
         made = directory(settings=settings)
         for number in range(3 * FITTING):
-            made.add(camera(f"cam-{number}"), 0.0, force=False)
+            admit(made, f"cam-{number}", 0.0)
         assert len(made.cameras) == 3 * FITTING
     unknown = directory(settings=FleetSettings(None, LADDER))
     for number in range(FITTING):
-        unknown.add(camera(f"cam-{number}"), 0.0, force=False)
+        admit(unknown, f"cam-{number}", 0.0)
     for second in range(1, 30):
         report(unknown, second, busy_s=0.5 * second)
         assert unknown.tick(float(second)) == []
@@ -116,7 +121,7 @@ def test_a_camera_that_is_added_again_keeps_what_was_measured_of_it() -> None:
         report(made, second, busy_s=0.05 * second, streams=[done])
     measured = made.status("gate")
     version = made.version
-    made.add(camera("gate"), 120.0, force=False)
+    made.update(camera("gate"), 120.0)
     assert made.status("gate").replica == "replica-0"
     assert made.version == version
     assert made.status("gate") == measured
@@ -197,7 +202,7 @@ def test_what_the_replica_counts_changes_what_a_camera_is_taken_for() -> None:
         counts = {"windows_gated": second - second // 10, "windows_done": second // 10}
         report(made, second, busy_s=0.19 * second, streams=[StreamReport(name, counts=counts) for name in names])
         made.tick(float(second))
-    assert made.add(camera("late"), 200.0, force=False).verdict == "accepted"
+    admit(made, "late", 200.0)
     assert set(rungs(made).values()) == {"full"}
 
 
@@ -245,7 +250,7 @@ def test_cameras_that_never_connected_hold_nobody_down_and_keep_the_room_they_we
         made.add(camera(name), 0.0)
     send(made, *live)
     for number in range(250):
-        made.add(camera(f"idle-{number}"), 0.0, force=True)
+        made.add(camera(f"idle-{number}"), 0.0)
     for second in range(1, 60):
         report(made, float(second), busy_s=0.4 * second)
         assert {step.camera for step in made.tick(float(second))}.isdisjoint(live)
@@ -254,7 +259,7 @@ def test_cameras_that_never_connected_hold_nobody_down_and_keep_the_room_they_we
     assert {rungs(made)[name] for name in live} == {"full"}
     # Half of 254 x 0.1 s would not fit: nobody is promised anything on top.
     with pytest.raises(CapacityError):
-        made.add(camera("late"), 60.0, force=False)
+        admit(made, "late", 60.0)
     # Seven of them connect: 11 x 0.1 s are more than one replica does.
     send(made, *(f"idle-{number}" for number in range(7)))
     made.tick(60.0)

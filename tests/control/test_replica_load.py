@@ -10,7 +10,7 @@ from cluster.types.cameras import Priority
 
 
 def replica(load: float) -> ReplicaLoad:
-    made = ReplicaLoad(1.0)
+    made = ReplicaLoad()
     change_load(made, load)
     return made
 

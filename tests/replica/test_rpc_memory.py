@@ -13,7 +13,6 @@ from sightline.v1 import memory_pb2, memory_pb2_grpc
 from cluster import metrics
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError
 from cluster.replica.ask_queue import Conversations
-from cluster.replica.memory_service import MemoryServicer
 from cluster.types import AskSpec
 from cluster.wire.channel import open_channel
 from cluster.wire.memory_wire import (
@@ -289,15 +288,6 @@ async def test_describe():
         assert (await refusal(dark))[0] is Code.FAILED_PRECONDITION
 
 
-@pytest.mark.parametrize("jpegs", [NotReadyError("no pictures are kept"), [b"one too few"]])
-async def test_an_answer_without_pictures_is_better_than_none(jpegs):
-    async with replica() as (handler, address), open_channel(address) as channel:
-        handler.jpegs = jpegs
-        pieces, told = await ask(stub_of(channel), with_pictures=True)
-        assert pieces == ["two ", "words"]
-        assert [moment.picture for moment in told.moments] == [b"", b""]
-
-
 def test_pictures_that_do_not_fit_into_a_message_stay_away():
     large = bytes(MAX_PICTURES_BYTES - 10)
     kept = outcome_to_proto(AskOutcome(result("x"), "id", (large, bytes(11)))).moments
@@ -312,11 +302,6 @@ def test_pictures_that_do_not_fit_into_a_message_stay_away():
 def test_a_status_with_nothing_in_it_survives_the_wire():
     empty = memory_pb2.MemoryStatus()
     assert status_to_proto(status_from_proto(empty)) == empty
-
-
-def test_more_questions_than_conversations_are_a_mistake():
-    with pytest.raises(ValueError, match="32 questions at once need more than 32 conversations"):
-        MemoryServicer(None, conversations=Conversations(limit=32))
 
 
 @given(st.text(max_size=60))

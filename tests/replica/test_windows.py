@@ -88,11 +88,6 @@ def test_discard_returns_what_waited() -> None:
     assert len(queue) == 0
 
 
-def test_a_queue_must_hold_something() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        WindowQueue(capacity=0)
-
-
 def test_the_most_urgent_class_goes_first_whoever_waits_longer() -> None:
     queue = WindowQueue()
     for number, priority in enumerate([Priority.BACKGROUND, Priority.NORMAL, Priority.CRITICAL]):

@@ -179,11 +179,6 @@ def test_one_sample_frames_for_models_without_temporal_patches(make_frame):
     assert sample.duration == 250_000
 
 
-def test_impossible_rates_are_refused():
-    with pytest.raises(ValueError, match="samples per second must be positive"):
-        PatchSampler("yard", make_pruner("none"), fps=0)
-
-
 class Stepped(Scripted):
     """With a threshold that the ladder may raise."""
 

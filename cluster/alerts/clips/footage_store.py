@@ -145,7 +145,6 @@ class FootageStore:
             raise StorageError("the camera was forgotten")
 
     def _commit(self, draft: DraftFile, file: FileIO) -> StoredFile:
-        self._check_wanted(draft)
         with self._explained():
             # Outside the lock: other writers must not wait for this sync.
             os.fsync(file.fileno())
@@ -298,8 +297,7 @@ class FootageStore:
             self._files[stored.incident, stored.kind] = stored
         self._bytes = sum(stored.size for stored in self._files.values())
         self._opened = True
-        with self._lock:
-            self._evict(0)
+        self._evict(0)
 
     def _sync_folder(self) -> None:
         handle = os.open(self._folder, os.O_RDONLY)

@@ -21,8 +21,6 @@ class YesNoScore:
     def __init__(
         self, yes: Sequence[int], no: Sequence[int], *, temperature: float, bias: float, device: torch.device
     ) -> None:
-        if temperature <= 0:
-            raise ValueError(f"score temperature must be positive, not {temperature}")
         self.ids = frozenset((*yes, *no))
         self.yes = torch.tensor(list(yes), device=device)
         self.no = torch.tensor(list(no), device=device)

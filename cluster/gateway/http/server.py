@@ -165,7 +165,6 @@ class HttpServer:
         stall_s: float = 30.0,
         tls: TlsFiles | None = None,
     ) -> None:
-        self.application = application
         self.config = Config(
             application,
             http="h11",

@@ -23,8 +23,6 @@ class Compressor(ABC):
     wants_queries: ClassVar[bool] = False
 
     def __init__(self, columns: int) -> None:
-        if columns < 1:
-            raise ValueError(f"a grid has at least one column, not {columns}")
         self.columns = columns
 
     @abstractmethod

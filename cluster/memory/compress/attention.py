@@ -29,8 +29,6 @@ class AttentionCompressor(Compressor):
 
     def __init__(self, columns: int, *, stand_in: int = 32) -> None:
         super().__init__(columns)
-        if stand_in < 1:
-            raise ValueError(f"stand_in must be at least 1, not {stand_in}")
         self.stand_in = stand_in
         self._queries: list[Tensor] = []
 
@@ -38,10 +36,6 @@ class AttentionCompressor(Compressor):
         self._queries = list(queries)
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
-        """See :class:`Compressor`; ``ValueError`` if the observed rows have another number of layers, or other head
-        shapes."""
-        if self._queries and len(self._queries) != len(layers):
-            raise ValueError(f"query rows of {len(self._queries)} layers were observed, the memory has {len(layers)}")
         return [
             all_tokens(layer)
             if budget >= layer.tokens
@@ -60,12 +54,8 @@ class AttentionCompressor(Compressor):
 
 
 def mean_attention(key: Tensor, queries: Tensor) -> Tensor:
-    """Mean attention ``[H, n]`` of the rows ``queries [H, r, D]`` to the tokens ``key [H, n, D]``; ``ValueError`` if
-    their shapes do not fit."""
-    heads, _, width = key.shape
-    if queries.ndim != 3 or (queries.shape[0], queries.shape[2]) != (heads, width):
-        raise ValueError(f"query rows {tuple(queries.shape)} do not fit {heads} key heads of width {width}")
-    scores: Tensor = queries.to(key.device).float() @ key.float().transpose(1, 2) * width**-0.5
+    """Mean attention ``[H, n]`` of the rows ``queries [H, r, D]`` to the tokens ``key [H, n, D]``."""
+    scores: Tensor = queries.to(key.device).float() @ key.float().transpose(1, 2) * key.shape[2] ** -0.5
     return scores.softmax(dim=2).mean(dim=1)
 
 

@@ -200,8 +200,6 @@ def padded_pool(norms: Tensor, slot: Tensor, cell: Tensor, columns: int, reach: 
 
 
 def pool_steps(variations: Sequence[float]) -> tuple[float, float, float]:
-    """``steps`` for a model: the quartiles of its layers' coefficients of variation. ``ValueError`` without layers."""
-    if not variations:
-        raise ValueError("a model has at least one layer")
+    """``steps`` for a model: the quartiles of its layers' coefficients of variation."""
     quartiles = torch.tensor(variations, dtype=torch.float64).quantile(torch.tensor([0.25, 0.5, 0.75]).double())
     return float(quartiles[0]), float(quartiles[1]), float(quartiles[2])

@@ -10,7 +10,6 @@ from typing import Self
 
 import torch
 
-from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierSettings, TierState
 from cluster.memory.tiers.codec import check_block
 from cluster.memory.tiers.slabs import Cell, Slabs
@@ -83,7 +82,7 @@ class Arena(Tier):
     whole slabs are evicted. Manifests are never evicted.
 
     Args:
-        total_bytes: maximum memory reserved; ``ConfigError`` if it, a cap or a slab is too small.
+        total_bytes: maximum memory reserved.
         stream_bytes: cap of each stream, which :meth:`set_cap` can only lower; default: the total.
         evicts: False for the lowest tier, which refuses (``RETRY``) what does not fit.
         pinned: page-locked memory, with CUDA.
@@ -106,8 +105,6 @@ class Arena(Tier):
         # With fewer slabs than cell sizes, blocks of one size would evict others from a nearly empty arena.
         slab = slab_bytes or min(_SLAB, max(_LEAST_SLAB, 1 << (max(total_bytes // _SLABS, 1).bit_length() - 1)))
         self._slabs = Slabs(total_bytes, slab_bytes=slab, pinned=pinned)
-        if self.limit < 1:
-            raise ConfigError(f"a stream's cap of {stream_bytes} bytes can hold nothing")
         # Streams with blocks or a manifest.
         self._streams: dict[str, _Stream] = {}
         # Heap of their ranks and names: first the stream that uses most of its cap.

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from cluster.errors import ConfigError
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -143,11 +141,8 @@ class Tier(ABC):
         return cap if stream in self._shrinking else min(cap, self.limit)
 
     def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
-        """Set a lower cap for a stream; ``ConfigError`` if it is not positive. A tier that does not evict keeps the
-        excess and refuses more. ``shrinking``: the cap may exceed ``limit``, as the stream was written under a higher
-        one and compressing it takes room."""
-        if nbytes < 1:
-            raise ConfigError(f"a cap of {nbytes} bytes for {stream} can hold nothing")
+        """Set a lower cap for a stream. A tier that does not evict keeps the excess and refuses more. ``shrinking``: it
+        may exceed ``limit``, as the stream was written under a higher cap and compressing it takes room."""
         (self._shrinking.add if shrinking else self._shrinking.discard)(stream)
         self._caps[stream] = nbytes
 

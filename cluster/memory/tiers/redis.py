@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
-from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierSettings, TierState
 from cluster.memory.tiers.codec import BlockFault, Codec
 from cluster.memory.tiers.redis_link import RedisFullError, RedisLink, RedisUnavailableError, StreamIndex, split_parts
@@ -45,7 +44,7 @@ class RedisTier(Tier):
         fingerprint, secret, deadline_s: see :class:`TierSettings`.
 
     Raises:
-        ConfigError: an invalid address, cap or time. An unreachable server is not an error.
+        ConfigError: an invalid address or fingerprint. An unreachable server is not an error.
     """
 
     def __init__(
@@ -60,9 +59,6 @@ class RedisTier(Tier):
         name: str = "redis",
         batch_bytes: int = 1024 * 1024,
     ) -> None:
-        if cap_bytes < 1 or ttl_s < 1 or batch_bytes < 1:
-            given = f"{cap_bytes} bytes, {ttl_s:g} s and {batch_bytes} bytes"
-            raise ConfigError(f"cap, time to live and batch size for Redis must be at least 1, not {given}")
         super().__init__(name, cap_bytes)
         self._codec = Codec(fingerprint, secret)
         self._ttl_s, self._batch_bytes = int(ttl_s), batch_bytes

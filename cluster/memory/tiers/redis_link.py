@@ -66,7 +66,7 @@ class RedisLink:
             also counts as a failure.
 
     Raises:
-        ConfigError: ``url`` is not a Redis address, or ``deadline_s`` is not positive.
+        ConfigError: ``url`` is not a Redis address.
     """
 
     def __init__(
@@ -78,8 +78,6 @@ class RedisLink:
     ) -> None:
         import redis
 
-        if deadline_s <= 0:
-            raise ConfigError(f"the deadline for Redis must be positive, not {deadline_s:g} s")
         self.deadline_s = deadline_s
         self.up, self.reason, self.failures, self.evicts = True, "", 0, False
         self._on_change, self._clustered = on_change, False

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from cluster.errors import ConfigError
-
 _ALIGN = 64
 _SMALLEST = 256
 _STEP = 1.25
@@ -51,17 +49,12 @@ class Slabs:
     or on request, are allocated separately. Empty slabs can be reused for any class. Not thread-safe.
 
     Args:
-        total_bytes: maximum memory reserved, at least one slab (else ``ConfigError``).
-        slab_bytes: size of a slab, at least 8 of the smallest cells (else ``ConfigError``).
+        total_bytes: maximum memory reserved, at least one slab.
+        slab_bytes: size of a slab, at least 8 of the smallest cells.
         pinned: page-locked memory, with CUDA only.
     """
 
     def __init__(self, total_bytes: int, *, slab_bytes: int, pinned: bool) -> None:
-        if slab_bytes < _PER_SLAB * _SMALLEST or total_bytes < slab_bytes:
-            raise ConfigError(
-                f"{total_bytes} bytes in slabs of {slab_bytes} can hold nothing: a slab needs {_PER_SLAB * _SMALLEST} "
-                "bytes or more, and the total at least one slab"
-            )
         self.total_bytes, self.slab_bytes = total_bytes, slab_bytes
         self.pinned = pinned and torch.cuda.is_available()
         self.reserved = 0

@@ -32,7 +32,9 @@ class Rules:
             self.directory.join_replica(ReplicaInfo(f"r{number}", "r:1", "", 1, PatchGeometry(14, 2, 2)), 0.0)
 
     async def add_camera(self, managed, force=False, takeover=False):
-        self.directory.add(camera_settings(self.config, managed.entry), 0.0, force=force)
+        settings = camera_settings(self.config, managed.entry)
+        self.directory.check_add(settings, 0.0, force=force)
+        self.directory.add(settings, 0.0)
         return self.directory.status(managed.entry.name)
 
     async def list_cameras(self):

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.errors import ConfigError
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.slabs import Slabs
@@ -285,14 +284,6 @@ def test_a_machine_with_less_memory_than_it_was_said_to_have_is_full() -> None:
     tier = Arena(1 << 60, slab_bytes=1 << 59)
     assert tier.store([(key(1), block(1))]) == [RETRY]
     assert tier.reserved == 0
-
-
-@pytest.mark.parametrize(("total", "slab", "cap"), [(1024, 2048, None), (4096, 1024, None), (4096, 2048, 0)])
-def test_an_arena_that_can_hold_nothing_is_refused(total: int, slab: int, cap: int | None) -> None:
-    with pytest.raises(ConfigError):
-        Arena(total, slab_bytes=slab, stream_bytes=cap)
-    with pytest.raises(ConfigError, match="can hold nothing"):
-        arena().set_cap("yard", 0)
 
 
 def test_a_block_of_odd_shapes_takes_nothing() -> None:

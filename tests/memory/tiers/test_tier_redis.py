@@ -361,9 +361,6 @@ def test_the_hash_names_every_block_there_is(shared_redis: RedisServer, steps: l
         ("http://user:secret@host", {}, "redis://host:6379/0"),
         ("rediss://:secret@127.0.0.1:1?ssl_ca_cert=/etc/ca.pem", {}, "ssl_ca_certs=FILE"),
         ("rediss://:secret@127.0.0.1:1?ssl_cert_reqs=whatever", {}, "ssl_ca_certs=FILE"),
-        ("redis://127.0.0.1:1", {"cap_bytes": 0}, "at least 1"),
-        ("redis://127.0.0.1:1", {"ttl_s": 0}, "at least 1"),
-        ("redis://127.0.0.1:1", {"deadline_s": 0}, "must be positive"),
         ("redis://127.0.0.1:1", {"fingerprint": ""}, "fingerprint"),
     ],
 )
