@@ -173,7 +173,7 @@ class RedisLink:
             raise RedisUnavailableError(f"the server refuses: {error}") from error
         except self._errors as error:
             self._fail(error)
-            raise RedisUnavailableError(self.reason) from error
+            raise RedisUnavailableError(self.reason or str(error)) from error
 
     def _connected(self, connection: Any) -> None:
         connection.on_connect()
@@ -203,10 +203,15 @@ class RedisLink:
             if self._closed.is_set():
                 return
             self.failures += 1
-            self.up, self.reason = False, f"the server cannot be reached: {error}"
             if self._prober is None:
-                self._prober = threading.Thread(target=self._probe, name="redis-probe", daemon=True)
-                self._prober.start()
+                prober = threading.Thread(target=self._probe, name="redis-probe", daemon=True)
+                try:
+                    prober.start()
+                except RuntimeError:
+                    # No room for a thread: the next command tries the server.
+                    return
+                self._prober = prober
+            self.up, self.reason = False, f"the server cannot be reached: {error}"
 
     def _probe(self) -> None:
         pause = _FIRST_PAUSE_S
@@ -214,7 +219,8 @@ class RedisLink:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
                 self._identify()
-            except self._errors as error:
+            # Also for want of memory: nothing else ends the outage.
+            except Exception as error:
                 self.reason = f"the server cannot be reached: {error}"
                 continue
             with self._lock:

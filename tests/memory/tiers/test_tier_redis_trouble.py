@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import redis
 import torch
 from kv_parts import drop_everywhere
 from loop_thread import EventLoopThread
@@ -80,6 +81,31 @@ def test_down_from_the_start_it_refuses_and_comes_up_by_itself(own_redis: RedisS
     wait_for(lambda: tier.state().up)
     assert tier.state().reason == ""
     assert tier.store([(key(1), block(1))]) == [HIT]
+
+
+@pytest.mark.parametrize("want", ["threads", "memory"])
+def test_it_comes_back_although_the_process_was_at_its_limit(
+    want: str, own_redis: RedisServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of threads when the server died, or of memory when it was looked for."""
+    own_redis.start()
+    tier = opened()
+
+    def refuse(*_: object) -> None:
+        raise MemoryError if want == "memory" else RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limit:
+        if want == "threads":
+            limit.setattr(threading.Thread, "start", refuse)
+        own_redis.kill()
+        assert values(tier, key(1)) == [RETRY]
+        if want == "memory":
+            limit.setattr(redis.Redis, "info", refuse)
+            wait_for(lambda: tier.state().reason.endswith("reached: "))
+        assert values(tier, key(1)) == [RETRY]
+    own_redis.start()
+    wait_for(lambda: tier.store([(key(1), block(1))]) == [HIT])
+    assert (tier.state().up, tier.state().reason) == (True, "")
 
 
 def test_a_server_that_dies_unused_is_missed(own_redis: RedisServer, opened: Opened) -> None:
