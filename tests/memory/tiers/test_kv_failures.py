@@ -51,7 +51,9 @@ def test_a_node_that_comes_up_later_is_found() -> None:
             assert same(tier.load([key(1)])[0].block, block(1))
 
 
-def test_a_node_is_found_again_although_no_thread_could_be_started_when_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_is_found_again_although_no_thread_could_be_started_when_it_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     port, start = free_port(), threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
