@@ -1,6 +1,7 @@
 """Video file source: played once or looped, unpaced or in real time."""
 
 import contextlib
+import errno
 import io
 import logging
 import math
@@ -43,6 +44,9 @@ _REFUSALS: dict[type[Exception], str] = {
     av.InvalidDataError: "is not a video, or is damaged or truncated beyond reading",
     av.ArgumentError: "is not a video, or is damaged or truncated beyond reading",
 }
+
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of this machine, not of the file."""
 
 # Duration of a video of a single picture; microseconds.
 _ONE_PICTURE = 40_000
@@ -90,7 +94,8 @@ class FileSource:
         self.rounds = 0
         self._demuxer = self._open(first_sequence=0)
         self._warn_of_rotation()
-        return self._demuxer.header
+        # Opened again after a failure, it starts over.
+        return replace(self._demuxer.header, new_clock=True)
 
     def close(self) -> None:
         self._closed.set()
@@ -184,7 +189,7 @@ class FileSource:
         except (av.FFmpegError, OSError) as error:
             refusals = (refusal for kind, refusal in _REFUSALS.items() if isinstance(error, kind))
             refusal = next(refusals, f"cannot be opened: {_reason(error)}")
-            raise SourceError(f"{self.name} {refusal}", retryable=False) from None
+            raise SourceError(f"{self.name} {refusal}", retryable=error.errno in _EXHAUSTED) from None
         try:
             return Demuxer(self._container, self.name, first_sequence)
         except SourceError:
