@@ -89,7 +89,7 @@ class RedisLink:
         self._lock = threading.Lock()
         self._prober: threading.Thread | None = None
         self._refused, self._full = redis.ResponseError, redis.OutOfMemoryError
-        self._read_only = redis.ReadOnlyError
+        self._read_only, self._unauthorised = redis.ReadOnlyError, redis.AuthenticationError
         self._errors = (redis.RedisError, OSError)
         pool = connection_pool(url, deadline_s, redis_connect_func=self._connected)
         # Untyped: its commands have no useful types.
@@ -211,7 +211,12 @@ class RedisLink:
                     # No room for a thread: the next command tries the server.
                     return
                 self._prober = prober
-            self.up, self.reason = False, f"the server cannot be reached: {error}"
+            self.up, self.reason = False, self._why(error)
+
+    def _why(self, error: Exception) -> str:
+        if isinstance(error, self._unauthorised):
+            return "the server does not accept the user and password in tiers.redis_url, or requires them"
+        return f"the server cannot be reached: {error}"
 
     def _probe(self) -> None:
         pause = _FIRST_PAUSE_S
@@ -221,7 +226,7 @@ class RedisLink:
                 self._identify()
             # Also for want of memory: nothing else ends the outage.
             except Exception as error:
-                self.reason = f"the server cannot be reached: {error}"
+                self.reason = self._why(error)
                 continue
             with self._lock:
                 self._prober = None
