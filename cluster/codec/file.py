@@ -92,10 +92,11 @@ class FileSource:
     def open(self) -> StreamHeader:
         self.ended = False
         self.rounds = 0
+        # Opened again after a failure, it starts over.
+        again = self._demuxer is not None
         self._demuxer = self._open(first_sequence=0)
         self._warn_of_rotation()
-        # Opened again after a failure, it starts over.
-        return replace(self._demuxer.header, new_clock=True)
+        return replace(self._demuxer.header, new_clock=again)
 
     def close(self) -> None:
         self._closed.set()

@@ -75,7 +75,8 @@ class FileTable:
         self._lock = threading.Lock()
         try:
             # On a file system that has become read-only, an existing file can still be read.
-            path.exists() or path.touch(mode=0o600)
+            if not path.exists():
+                path.touch(mode=0o600)
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL)")
