@@ -110,6 +110,7 @@ class Alerting(InnerProcess):
             self._watch_cameras(),
             self._merger.follow_replicas(REMOTE_CONTROLLER.replicas),
             self._service.run(),
+            self._footage.run(),
             self._retain_footage(),
         ]
         self._tasks = [run_task(loop) for loop in loops]

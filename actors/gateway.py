@@ -141,6 +141,7 @@ class Gateway(ActorProcess):
         self._http = HttpServer(application, max_connections=self._config.gateway.max_connections, tls=self._public)
         pages = await self._http.start(host, self._config.gateway.http_port)
         self._live.start()
+        self._tasks.append(run_task(self._http.run()))
         await self._server.start()
         if self._guard is not None and self._guard.provider is not None:
             self._guard.provider.refresh()

@@ -136,15 +136,15 @@ def configure_logging(process: str, cluster: ClusterConfig, *, numbered: str = "
 
 def _free_number(folder: Path, kind: str) -> str:
     for number in itertools.count():
-        lock = os.open(folder / f".{kind}-{number}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             # Held until this process ends.
+            lock = os.open(folder / f".{kind}-{number}.lock", os.O_RDWR | os.O_CREAT, 0o644)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
             continue
         except OSError:
-            # A file system without locks: all write to the first file.
+            # A file system without locks, full or read-only: it must not keep the process from starting.
             pass
         break
     return f"{kind}-{number}"

@@ -95,9 +95,9 @@ class Dispatcher:
             name: _SinkQueue(name, sink, settle, retry or RetryConfig(), most, chance) for name, sink in sinks.items()
         }
 
-    def start(self) -> None:
-        for lane in self._lanes.values():
-            lane.start()
+    def start(self) -> list[asyncio.Task[None]]:
+        """Start sending; the tasks end only by failing."""
+        return [lane.start() for lane in self._lanes.values()]
 
     def enqueue(self, deliveries: Iterable[Delivery]) -> None:
         """Queue deliveries; those to sinks no longer configured become dead letters at once."""
@@ -151,8 +151,9 @@ class _SinkQueue:
         self._resume_s = 0.0
         self._trouble = ""
 
-    def start(self) -> None:
+    def start(self) -> asyncio.Task[None]:
         self._main = asyncio.create_task(self._run(), name=f"alerts to {self._name}")
+        return self._main
 
     def status(self) -> SinkStatus:
         return SinkStatus(self._held, self._delivered, self._failures, self._dead, self._trouble, self._dropped)

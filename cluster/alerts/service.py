@@ -108,9 +108,8 @@ class AlertService:
         self._tracker = IncidentTracker(self._open_incidents, self._rule, on_window=self._add_window)
         self._health = HealthMonitor(self._open_incidents, self._config.health, self._config.update_s)
         self._load(kept)
-        self._dispatcher.start()
-        self.timelines.start()
-        self._tasks = [asyncio.create_task(self._write_changes()), asyncio.create_task(self._tick())]
+        self._tasks = [*self._dispatcher.start(), self.timelines.start()]
+        self._tasks += [asyncio.create_task(self._write_changes()), asyncio.create_task(self._tick())]
 
     async def run(self) -> None:
         """Wait until a background task fails, and raise its exception."""

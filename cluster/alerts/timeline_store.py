@@ -107,9 +107,10 @@ class TimelineStore:
         self._writing = asyncio.Lock()
         self.trouble = ""
 
-    def start(self) -> None:
-        """Start writing once a minute, on the running loop."""
+    def start(self) -> asyncio.Task[None]:
+        """Start writing once a minute, on the running loop; the task ends only by failing."""
         self._task = asyncio.create_task(self._run())
+        return self._task
 
     async def stop(self) -> None:
         """Write pending rows and close the file, unless the disk hangs."""

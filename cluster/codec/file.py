@@ -1,6 +1,7 @@
 """Video file source: played once or looped, unpaced or in real time."""
 
 import contextlib
+import errno
 import io
 import logging
 import math
@@ -44,6 +45,9 @@ _REFUSALS: dict[type[Exception], str] = {
     av.ArgumentError: "is not a video, or is damaged or truncated beyond reading",
 }
 
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of this machine, not of the file."""
+
 # Duration of a video of a single picture; microseconds.
 _ONE_PICTURE = 40_000
 _HEVC_BLA, _HEVC_CRA = 16, 21
@@ -86,9 +90,11 @@ class FileSource:
     def open(self) -> StreamHeader:
         self.ended = False
         self.rounds = 0
+        # Opened again after a failure, it starts over.
+        again = self._demuxer is not None
         self._demuxer = self._open(first_sequence=0)
         self._warn_of_rotation()
-        return self._demuxer.header
+        return replace(self._demuxer.header, new_clock=again)
 
     def close(self) -> None:
         self._closed.set()
@@ -182,7 +188,7 @@ class FileSource:
         except (av.FFmpegError, OSError) as error:
             refusals = (refusal for kind, refusal in _REFUSALS.items() if isinstance(error, kind))
             refusal = next(refusals, f"cannot be opened: {_reason(error)}")
-            raise SourceError(f"{self.name} {refusal}", retryable=False) from None
+            raise SourceError(f"{self.name} {refusal}", retryable=error.errno in _EXHAUSTED) from None
         try:
             return Demuxer(self._container, self.name, first_sequence)
         except SourceError:

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -287,11 +287,16 @@ class MemoryWriter:
                 done.cancel()
                 return done
             done = self._waiting.setdefault(stream, done)
-            if len(self._waiting) + len(self._busy) > self._threads < THREADS:
-                self._threads += 1
-                threading.Thread(target=self._run, name=f"memory {self._threads}", daemon=True).start()
+            self._start_thread()
             self._changed.notify_all()
         return done
+
+    def _start_thread(self) -> None:
+        """Start a thread if there are more jobs; if there is no room for one, the next caller tries again."""
+        if len(self._waiting) + len(self._busy) > self._threads < THREADS:
+            with suppress(RuntimeError):
+                threading.Thread(target=self._run, name=f"memory {self._threads + 1}", daemon=True).start()
+                self._threads += 1
 
     @contextmanager
     def engine_step(self) -> Iterator[None]:
@@ -326,6 +331,7 @@ class MemoryWriter:
 
     def is_waiting(self, stream: str) -> bool:
         with self._changed:
+            self._start_thread()
             return stream in self._waiting or stream in self._busy
 
     def wait_idle(self, timeout_s: float) -> bool:
@@ -385,5 +391,6 @@ def _use_one_core() -> None:
     torch.set_num_threads(1)
     # The setting applies to this thread and to new ones; restore it for the latter.
     other = threading.Thread(target=torch.set_num_threads, args=(threads,))
-    other.start()
-    other.join()
+    with suppress(RuntimeError):
+        other.start()
+        other.join()

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,9 @@ from cluster.metrics.families import REGISTRY
 if TYPE_CHECKING:
     from cluster.wire.tls import PeerTls
 
-STALL_S = 10.0
-"""Timeout, in seconds, of a client's request, its TLS handshake included."""
+STALL_S, REFUSED_S = 10.0, 1.0
+"""Timeout, in seconds, of a client's request, its TLS handshake included; pause after a connection that could not be
+accepted."""
 
 
 def _merge(merged: dict[str, Metric], process: str, families: Iterable[Metric]) -> None:
@@ -174,7 +176,12 @@ def _server_class(host: str, tls: PeerTls | None) -> type[ThreadingWSGIServer]:
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         def get_request(self) -> Any:
-            connection, client = super().get_request()
+            try:
+                connection, client = super().get_request()
+            except OSError:
+                # Out of file descriptors: it would be tried again at once, for as long as the client waits.
+                time.sleep(REFUSED_S)
+                raise
             if tls is not None:
                 # The handshake happens on the request's own thread, so that a slow client blocks no other.
                 connection = tls.server_context().wrap_socket(

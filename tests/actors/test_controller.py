@@ -1,6 +1,7 @@
 """The controller's own work, without Ray."""
 
 import asyncio
+import contextlib
 import gc
 import inspect
 import json
@@ -373,6 +374,34 @@ async def _placed_late(tmp_path) -> None:
     assert controller._kv.load() == await controller.managed_cameras()
     for task in controller._background:
         task.cancel()
+
+
+def test_a_controller_starts_again_on_a_full_disk(tmp_path) -> None:
+    asyncio.run(asyncio.wait_for(_starts_on_a_full_disk(tmp_path), 60))
+
+
+async def _starts_on_a_full_disk(tmp_path) -> None:
+    """It places the cameras that it knows, and says why none can be added."""
+    cluster = {"state_dir": str(tmp_path), "heartbeat_s": 0.1, "heartbeat_timeout_s": 0.2}
+    cameras = [{"name": "gate", "source": "rtsp://10.0.0.1/stream"}]
+    config = load_config(None, {"cluster": cluster, "questions": [{"id": "q", "text": "Fire?"}], "cameras": cameras})
+    full = "CREATE TRIGGER full BEFORE INSERT ON kept BEGIN SELECT RAISE(ABORT, 'disk is full'); END"
+    yard = ManagedCamera(entry=CameraEntry(name="yard", source="rtsp://10.0.0.2/stream"))
+    versions = []
+    for disk in ("", full, "", "DROP TRIGGER full"):
+        with contextlib.closing(sqlite3.connect(tmp_path / "cameras.sqlite")) as file:
+            file.execute(disk)
+        controller = Controller(config, "run", "127.0.0.1")
+        versions.append(controller._directory.version)
+        await until_async(controller._settled.is_set, "the cameras' place", 20)
+        assert [camera.name for camera in await controller.list_cameras()] == ["gate"]
+        if disk == full:
+            with pytest.raises(UnavailableError, match="disk is full; free disk space there"):
+                await controller.add_camera(yard, force=True)
+        for task in controller._background:
+            task.cancel()
+        controller._kv._table._connection.close()
+    assert versions == sorted(set(versions)), "members refuse a controller whose versions are older"
 
 
 def test_a_camera_that_an_upgrade_makes_invalid_is_not_removed(tmp_path, caplog) -> None:

@@ -75,6 +75,16 @@ def test_a_replica_that_starts_goes_on_with_the_log_of_one_that_has_ended(tmp_pa
     assert [name in logs["replica-0.log"] for name in ("a1 has", "b2 has", "c3 has")] == [True, False, True]
 
 
+def test_a_log_folder_that_takes_no_file_keeps_no_replica_from_starting(tmp_path):
+    """Full or read-only, which root can only imitate: no file can be created in place of a folder."""
+    for name in (".replica-0.lock", "replica-0.log"):
+        (tmp_path / name).mkdir()
+    command = [sys.executable, "-c", LOGGING, str(tmp_path), "a1"]
+    ended = subprocess.run(command, capture_output=True, input="", text=True, timeout=60)
+    assert ended.returncode == 0
+    assert "a1 has started" in ended.stderr
+
+
 async def test_stops_and_errors_that_are_told_end_no_process(monkeypatch):
     exits = []
     monkeypatch.setattr("actors.startup.EXIT_S", 0.0)

@@ -40,6 +40,23 @@ async def test_from_answers_to_posts(tmp_path, make, until):
         await anext(follower)
 
 
+@pytest.mark.parametrize("task", ["dispatcher.heapq.heappop", "timeline_store.TimelineStore.flush"])
+async def test_a_task_that_fails_is_told_to_whoever_restarts_the_process(task, tmp_path, make, monkeypatch):
+    """For want of memory, for one: without the task, alerts would not be sent, or timelines not be kept, any more."""
+
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("cluster.alerts.timeline_store.FLUSH_S", 0.05)
+    async with Receiver() as receiver, running(configuration(receiver), tmp_path) as service:
+        with monkeypatch.context() as full:
+            full.setattr(f"cluster.alerts.{task}", fail)
+            for window in (0, 1):
+                service.accept_answer(make.answer(window))
+            with pytest.raises(MemoryError):
+                await asyncio.wait_for(service.run(), 10)
+
+
 async def test_a_receiver_that_is_away_gets_everything_after_a_restart(tmp_path, make, until):
     """The process that made the alerts is not the one that delivers them."""
     receiver = Receiver()

@@ -1,5 +1,7 @@
+import resource
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -186,3 +188,29 @@ def test_delays_grow_and_spread() -> None:
     assert [backoff.delay_s(attempt, 0.5) for attempt in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert backoff.delay_s(2, 0.0) == pytest.approx(3.2)
     assert backoff.delay_s(2, 1.0) == pytest.approx(4.8)
+
+
+def test_a_looped_file_goes_on_once_there_are_file_descriptors_again(clips: dict[str, Path]) -> None:
+    """They ran out as it was opened for its second round."""
+    told: list[SourceStatus] = []
+    sequences: list[int] = []
+    clocks: list[bool] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    supervisor = SourceSupervisor(FileSource(clips["b_frames"], loop=True), QUICK)
+
+    def feed(packet: EncodedPacket) -> None:
+        sequences.append(packet.sequence)
+        if len(sequences) == 80:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        if len(sequences) == 90:
+            supervisor.stop()
+
+    def tell(status: SourceStatus) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        told.append(status)
+
+    supervisor.run(lambda header: clocks.append(header.new_clock), feed, tell)
+    [reason] = [status.reason for status in told if status.state is CameraState.BACKOFF]
+    assert reason.endswith("cannot be opened: too many open files")
+    assert sequences == [*range(80), *range(10)]
+    assert clocks == [False, True], "times start over"

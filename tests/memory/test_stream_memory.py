@@ -1567,6 +1567,28 @@ def test_a_deletion_before_the_memory_was_read_spares_what_is_newer(monkeypatch:
     assert _oldest(tiers) == 9
 
 
+@pytest.mark.parametrize("refused", ["memory", "Thread-"])
+def test_memories_are_written_although_no_thread_could_be_started(refused: str, monkeypatch) -> None:
+    """Neither by a process at its limit, nor within one that it just could start."""
+    bank, start = MemoryBank(stack()), threading.Thread.start
+    bank.open_stream("cam", spec())
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith(refused):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as limit:
+        limit.setattr(threading.Thread, "start", refuse)
+        for number in range(4):
+            bank.accept_chunk(chunk(number))
+        bank.schedule_saves()
+        time.sleep(0.2)
+    bank.run_maintenance()
+    assert bank.wait_written(10.0)
+    assert bank.get_memory("cam")[0].counts.settled
+
+
 def test_a_deletion_that_waits_for_a_reader_holds_up_no_other_camera() -> None:
     bank = MemoryBank(stack())
     views, deletions = [], []

@@ -1,8 +1,10 @@
 """Exposition, naming and federation, over real HTTP."""
 
+import errno
 import re
 import socket
 import threading
+import time
 import urllib.request
 
 import pytest
@@ -153,6 +155,27 @@ def test_histograms_survive_federation():
     buckets = [s for s in stages.samples if s.name.endswith("_bucket") and s.labels["stage"] == "plan"]
     assert [s.value for s in buckets] == sorted(s.value for s in buckets)
     assert buckets[-1].labels == {"stage": "plan", "le": "+Inf", "process": "replica-0"}
+
+
+def test_out_of_file_descriptors_it_waits_for_some(monkeypatch):
+    """It would otherwise use up a core, for as long as a client waits to be accepted."""
+    tried = []
+
+    def accept(_):
+        tried.append(None)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    server = MetricsServer(registry=registry_with("sightline_things", 3))
+    try:
+        with monkeypatch.context() as full:
+            full.setattr(socket.socket, "accept", accept)
+            host, port = server.address.split(":")
+            with socket.create_connection((host, int(port))):
+                time.sleep(1.5)
+            assert 1 <= len(tried) <= 3
+        assert value(scrape(server.address)["sightline_things"]) == 3
+    finally:
+        server.close()
 
 
 def test_a_silent_or_babbling_process_delays_nobody():

@@ -92,6 +92,10 @@ class FootageCollector:
             asyncio.create_task(each) for each in (self._report_outcomes(), self._sweep(), self._resume(pending))
         ]
 
+    async def run(self) -> None:
+        """Wait until a background task fails, and raise its exception."""
+        await asyncio.gather(*self._tasks)
+
     async def _resume(self, pending: Pending) -> None:
         while True:
             # The store itself reports that its database cannot be opened.

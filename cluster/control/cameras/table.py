@@ -74,7 +74,9 @@ class FileTable:
         # The connection's own lock covers statements, not transactions.
         self._lock = threading.Lock()
         try:
-            path.touch(mode=0o600)
+            # On a file system that has become read-only, an existing file can still be read.
+            if not path.exists():
+                path.touch(mode=0o600)
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL)")
@@ -107,21 +109,27 @@ class FileTable:
 
 
 class CameraStore:
-    """Cameras, pending deletions and window counts of a cluster in a :class:`Table`."""
+    """Cameras, pending deletions and window counts of a cluster in a :class:`Table`. A restarted controller changes
+    nothing in it before it places cameras, so that it also starts on a full disk."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
 
     def begin(self, run_id: str) -> bool:
         """Record the run that uses the store; returns whether it already was, as after a restart of the controller."""
-        before = self._table.get(RUN)
-        self._table.write({RUN: run_id.encode()})
-        return before == run_id.encode()
+        known = self._table.get(RUN) == run_id.encode()
+        if not known:
+            self._table.write({RUN: run_id.encode()})
+        return known
 
-    def later_version(self, version: int) -> int:
-        """``version``, or one above all those of earlier controllers: the clock may have been set back."""
-        version = max(version, int(self._table.get(VERSION) or 0) + MOST_CHANGES)
-        self._table.write({VERSION: b"%d" % version})
+    def later_version(self, clock: int) -> int:
+        """A version above all those of earlier controllers, although the clock (milliseconds) may have been set back
+        or, with a disk that takes nothing, theirs were not stored."""
+        version = int(self._table.get(VERSION) or 0) + MOST_CHANGES + clock
+        try:
+            self._table.write({VERSION: b"%d" % version})
+        except UnavailableError as error:
+            log.error("%s", error)
         return version
 
     def load(self) -> list[ManagedCamera]:
@@ -136,7 +144,8 @@ class CameraStore:
         now = json.dumps([entry_to_json(entry, secrets=True) for entry in configuration]).encode()
         removed = {REMOVED + camera.life: camera.entry.name.encode() for camera in found.removed}
         gone = [CAMERA + camera.entry.name for camera in found.removed]
-        self._table.write(_as_kept(found.changed) | removed | {SEEDED: now}, gone)
+        if found.changed or gone or now != value:
+            self._table.write(_as_kept(found.changed) | removed | {SEEDED: now}, gone)
         return found
 
     def put(self, *cameras: ManagedCamera) -> None:

@@ -212,6 +212,10 @@ class HttpServer:
         ]
         return f"{host}:{listener.getsockname()[1]}"
 
+    async def run(self) -> None:
+        """Wait until accepting connections fails, and raise its exception."""
+        await asyncio.gather(*self._tasks)
+
     async def stop(self) -> None:
         """Free the port; running requests get a second to finish."""
         for task in self._tasks:

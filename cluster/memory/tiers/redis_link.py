@@ -87,7 +87,7 @@ class RedisLink:
         self._lock = threading.Lock()
         self._prober: threading.Thread | None = None
         self._refused, self._full = redis.ResponseError, redis.OutOfMemoryError
-        self._read_only = redis.ReadOnlyError
+        self._read_only, self._unauthorised = redis.ReadOnlyError, redis.AuthenticationError
         self._errors = (redis.RedisError, OSError)
         pool = connection_pool(url, deadline_s, redis_connect_func=self._connected)
         # Untyped: its commands have no useful types.
@@ -171,7 +171,7 @@ class RedisLink:
             raise RedisUnavailableError(f"the server refuses: {error}") from error
         except self._errors as error:
             self._fail(error)
-            raise RedisUnavailableError(self.reason) from error
+            raise RedisUnavailableError(self.reason or str(error)) from error
 
     def _connected(self, connection: Any) -> None:
         connection.on_connect()
@@ -201,10 +201,20 @@ class RedisLink:
             if self._closed.is_set():
                 return
             self.failures += 1
-            self.up, self.reason = False, f"the server cannot be reached: {error}"
             if self._prober is None:
-                self._prober = threading.Thread(target=self._probe, name="redis-probe", daemon=True)
-                self._prober.start()
+                prober = threading.Thread(target=self._probe, name="redis-probe", daemon=True)
+                try:
+                    prober.start()
+                except RuntimeError:
+                    # No room for a thread: the next command tries the server.
+                    return
+                self._prober = prober
+            self.up, self.reason = False, self._why(error)
+
+    def _why(self, error: Exception) -> str:
+        if isinstance(error, self._unauthorised):
+            return "the server does not accept the user and password in tiers.redis_url, or requires them"
+        return f"the server cannot be reached: {error}"
 
     def _probe(self) -> None:
         pause = _FIRST_PAUSE_S
@@ -212,8 +222,9 @@ class RedisLink:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
                 self._identify()
-            except self._errors as error:
-                self.reason = f"the server cannot be reached: {error}"
+            # Also for want of memory: nothing else ends the outage.
+            except Exception as error:
+                self.reason = self._why(error)
                 continue
             with self._lock:
                 self._prober = None

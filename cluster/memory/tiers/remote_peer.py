@@ -167,9 +167,11 @@ class KVPeer:
     def _fail(self, error: Exception) -> None:
         self._counts["failures"] += 1
         if self._up:
-            self._up, self._reason = False, self._why(error)
             self._failures += 1
-            threading.Thread(target=self._recover, name=f"kv {self.address}", daemon=True).start()
+            # Without room for a thread, the next call tries the node.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._recover, name=f"kv {self.address}", daemon=True).start()
+                self._up, self._reason = False, self._why(error)
 
     def _why(self, error: Exception) -> str:
         if isinstance(error, grpc.RpcError) and error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -239,6 +239,23 @@ async def test_ipv6():
         await server.stop()
 
 
+async def test_a_server_that_accepts_nobody_any_more_says_so(monkeypatch):
+    """Its process is then restarted."""
+
+    def fail(_):
+        raise MemoryError
+
+    server = HttpServer(bare_application())
+    try:
+        address = await server.start("127.0.0.1", 0)
+        monkeypatch.setattr("cluster.gateway.http.server.Connection", fail)
+        async with connected(f"http://{address}"):
+            with pytest.raises(MemoryError):
+                await asyncio.wait_for(server.run(), 10)
+    finally:
+        await server.stop()
+
+
 async def test_a_stopped_server_frees_its_port():
     server = HttpServer(bare_application())
     port = int((await server.start("127.0.0.1", 0)).rpartition(":")[2])

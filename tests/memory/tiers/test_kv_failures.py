@@ -51,6 +51,26 @@ def test_a_node_that_comes_up_later_is_found() -> None:
             assert same(tier.load([key(1)])[0].block, block(1))
 
 
+def test_a_node_is_found_again_although_no_thread_could_be_started_when_it_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port, start = free_port(), threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        # gRPC's own calls would hang.
+        if thread.name.startswith("kv "):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with remote(f"127.0.0.1:{port}") as tier:
+        with monkeypatch.context() as limit:
+            limit.setattr(threading.Thread, "start", refuse)
+            assert outcomes(tier, [key(1)]) == [RETRY]
+        with serving(MemoryTier(), port=port):
+            until(lambda: tier.store([(key(1), block(1))]) == [Outcome.HIT])
+            assert tier.state().up
+
+
 def test_a_node_is_looked_for_also_after_a_channel_could_not_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     """As while the files of a certificate are being replaced."""
     port = free_port()

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import redis
 import torch
 from kv_parts import drop_everywhere
 from loop_thread import EventLoopThread
@@ -80,6 +81,31 @@ def test_down_from_the_start_it_refuses_and_comes_up_by_itself(own_redis: RedisS
     wait_for(lambda: tier.state().up)
     assert tier.state().reason == ""
     assert tier.store([(key(1), block(1))]) == [HIT]
+
+
+@pytest.mark.parametrize("want", ["threads", "memory"])
+def test_it_comes_back_although_the_process_was_at_its_limit(
+    want: str, own_redis: RedisServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of threads when the server died, or of memory when it was looked for."""
+    own_redis.start()
+    tier = opened()
+
+    def refuse(*_: object) -> None:
+        raise MemoryError if want == "memory" else RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limit:
+        if want == "threads":
+            limit.setattr(threading.Thread, "start", refuse)
+        own_redis.kill()
+        assert values(tier, key(1)) == [RETRY]
+        if want == "memory":
+            limit.setattr(redis.Redis, "info", refuse)
+            wait_for(lambda: tier.state().reason.endswith("reached: "))
+        assert values(tier, key(1)) == [RETRY]
+    own_redis.start()
+    wait_for(lambda: tier.store([(key(1), block(1))]) == [HIT])
+    assert (tier.state().up, tier.state().reason) == (True, "")
 
 
 def test_a_server_that_dies_unused_is_missed(own_redis: RedisServer, opened: Opened) -> None:
@@ -366,15 +392,15 @@ def test_after_a_failover_the_new_primary_is_written(
         promoted.kill()
 
 
-def test_a_wrong_password_is_down_and_is_not_repeated(own_redis: RedisServer, opened: Opened) -> None:
+@pytest.mark.parametrize("given", [":wrong@", ""])
+def test_a_wrong_password_is_down_and_is_not_repeated(given: str, own_redis: RedisServer, opened: Opened) -> None:
     own_redis.client.connection_pool.connection_kwargs["password"] = "right"
     own_redis.start("--requirepass", "right")
-    tier = opened(url=own_redis.url.replace("redis://", "redis://:wrong@"))
+    tier = opened(url=own_redis.url.replace("redis://", f"redis://{given}"))
     assert tier.store([(key(1), block(1))]) == [RETRY]
     state = tier.state()
     assert not state.up
-    assert "password" in state.reason
-    assert "wrong@" not in state.reason
+    assert state.reason == "the server does not accept the user and password in tiers.redis_url, or requires them"
     right = opened(url=own_redis.url.replace("redis://", "redis://:right@"))
     assert right.store([(key(1), block(1))]) == [HIT]
 
