@@ -142,14 +142,17 @@ class Tier(ABC):
         cap = self._caps.get(stream, self.limit)
         return cap if stream in self._shrinking else min(cap, self.limit)
 
-    def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
-        """Set a lower cap for a stream; ``ConfigError`` if it is not positive. A tier that does not evict keeps the
-        excess and refuses more. ``shrinking``: the cap may exceed ``limit``, as the stream was written under a higher
-        one and compressing it takes room."""
-        if nbytes < 1:
+    def set_cap(self, stream: str, nbytes: int | None, *, shrinking: bool = False) -> None:
+        """Set a lower cap for a stream, or forget it (None); ``ConfigError`` if it is not positive. A tier that does
+        not evict keeps the excess and refuses more. ``shrinking``: the cap may exceed ``limit``, as the stream was
+        written under a higher one and compressing it takes room."""
+        if nbytes is not None and nbytes < 1:
             raise ConfigError(f"a cap of {nbytes} bytes for {stream} can hold nothing")
         (self._shrinking.add if shrinking else self._shrinking.discard)(stream)
-        self._caps[stream] = nbytes
+        if nbytes is None:
+            self._caps.pop(stream, None)
+        else:
+            self._caps[stream] = nbytes
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         """Whether each block could be loaded now, without moving KV; only for tiers ``at_hand``."""
