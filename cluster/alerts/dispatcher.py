@@ -192,6 +192,10 @@ class _SinkQueue:
     def _schedule(self, incident: str, due_s: float) -> None:
         self._numbers += 1
         heapq.heappush(self._due, (due_s, self._numbers, incident))
+        if len(self._due) > 2 * len(self._queues) + CONCURRENCY:
+            # Dropped incidents: while the sink is down and the queue full, none of them would ever be the next one due.
+            self._due = list({each[2]: each for each in self._due if each[2] in self._queues}.values())
+            heapq.heapify(self._due)
         self._changed.set()
 
     def _drop_oldest(self) -> None:

@@ -118,6 +118,11 @@ class Lane:
         return WindowCounters(done, gated, dropped, now.closed + before.settled, now.end)
 
     @property
+    def at_replica(self) -> bool:
+        """Whether the replica knows the camera on this connection, even if it refuses it as not open."""
+        return self.opened is not None or self.not_open
+
+    @property
     def must_open(self) -> bool:
         """Whether to send the specification to the replica now; one that hands the camera over needs no newer one."""
         if self.not_open and not self.queue:

@@ -97,15 +97,16 @@ class FrameSender:
                 move = self._hand_over(camera, lane, lane.hand_over)
                 self._loop.call_soon_threadsafe(self._create_task, move, f"{camera} moves to {address}")
                 return True
+            # Only if known there: a replica ends the stream on a close for any other camera.
+            leaves = lane is not None and lane.address != address and lane.hand_over is None and lane.at_replica
+            if lane is not None and leaves and (old := self._links.get(lane.address)):
+                old.closes.append(lane.closing or frames_pb2.StreamClose(camera=camera))
+                self._wake(old)
             if lane is None or lane.closing is not None:
                 if lane is not None:
                     lane.drop_unsent()
                 self._lanes[camera] = Lane(spec, address, self._term)
             elif lane.address != address:
-                # Only if open there: a replica ends the stream on a close for a camera it has not opened.
-                if lane.opened is not None and (old := self._links.get(lane.address)):
-                    old.closes.append(frames_pb2.StreamClose(camera=camera))
-                    self._wake(old)
                 lane.cut_queue()
                 lane.reset()
                 lane.spec, lane.address, lane.windows, lane.before = spec, address, WindowCounters(), WindowCounters()
@@ -174,11 +175,14 @@ class FrameSender:
             self._ready(camera, link)
 
     def release(self, camera: str) -> None:
-        """Remove a camera without closing it at its replica, as another decoder sends it from now on."""
+        """Remove a camera that another decoder sends from now on; its window stays at the replica for that."""
         with self._lock:
             lane = self._lanes.get(camera)
             if lane is not None and lane.hand_over is None:
-                self._remove(camera, self._links[lane.address])
+                link = self._links[lane.address]
+                if lane.at_replica:
+                    link.closes.append(frames_pb2.StreamClose(camera=camera, released=True))
+                self._remove(camera, link)
                 return
         self.close(camera)
 

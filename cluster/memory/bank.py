@@ -414,6 +414,8 @@ class MemoryBank:
             # An owned memory of a namesake has deleted what earlier cameras left, or does on its first write.
             if memory is None or not memory.owned:
                 self.tiers.drop(stream, life)
+            if memory is None:
+                self.tiers.set_cap(stream, None)
             known = self._released.pop(stream, None) if memory is None else None
             return DeletedMemory(0, 0) if known is None else DeletedMemory(known.report.frames, known.report.nbytes)
         with memory.exclusive:
@@ -424,6 +426,7 @@ class MemoryBank:
         if stream in self._reopened:
             self._close_memory(stream)
             self._released.pop(stream, None)
+            self.tiers.set_cap(stream, None)
         return deleted
 
     def memory_reports(self) -> dict[str, MemoryReport]:

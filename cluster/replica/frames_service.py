@@ -226,6 +226,8 @@ class _Connection:
                     self._acks[camera] = handed
                     self._urgent.set()
                     self._ack_ready.set()
+                elif mine and item.released:
+                    await self._handler.on_lost([camera])
                 elif mine:
                     await self._leave(camera, item.flush)
                 if lane.items.empty():

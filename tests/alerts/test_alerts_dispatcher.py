@@ -214,3 +214,22 @@ async def test_too_much_drops_the_oldest_and_counts(make, until):
     assert sorted(int(key[:16], 16) for key in sink.got) == [*range(8), *range(28, 40)]
     assert dispatcher.status()["ops"].dropped == 20
     await dispatcher.stop()
+
+
+async def test_a_sink_that_stays_down_while_alerts_keep_coming_holds_no_more_than_its_queue(make, until):
+    """Each attempt's alert is dropped before its retry is due, behind newer ones that were never tried."""
+
+    def enqueue_more(_event):
+        first = 20 * sink.tries
+        dispatcher.enqueue(Delivery(now_event(make, n), "ops") for n in range(first, first + 20))
+        refuse(retryable=True)
+
+    sink = Recorder(enqueue_more)
+    retry = RetryConfig(first_s=0.0005, longest_s=0.001)
+    dispatcher = Dispatcher({"ops": sink}, lambda _: None, retry=retry, most=20)
+    dispatcher.start()
+    dispatcher.enqueue([Delivery(now_event(make, 0), "ops")])
+    await until(lambda: sink.tries > 200)
+    assert dispatcher.status()["ops"].waiting == 20
+    assert len(dispatcher._lanes["ops"]._due) <= 3 * 20
+    await dispatcher.stop()

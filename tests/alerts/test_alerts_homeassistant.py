@@ -95,6 +95,27 @@ async def test_cameras_and_questions_are_entities(tmp_path, make, until):
         late.close()
 
 
+async def test_nothing_is_kept_of_incidents_that_are_over_and_cameras_that_are_gone(tmp_path, make, until):
+    with mosquitto(tmp_path) as broker:
+        sink = HomeAssistantSink(f"mqtt://127.0.0.1:{broker.port}")
+        sink.follow_cameras(CAMERAS)
+        for number in range(20):
+            await sink.send(make.event(number, subject=f"question-{number}"))
+            await sink.send(make.event(number, subject=f"question-{number}", event_kind="end", ended_s=1_100.0))
+        assert sink._open == {}
+        # The end of this one is a dead letter.
+        await sink.send(make.event())
+        house = House(broker.port)
+        await until(lambda: "sightline_gate-person" in house.entities and house.state("sightline_gate-person") == "ON")
+        sink.follow_cameras({name: asked for name, asked in CAMERAS.items() if name != "gate"})
+        await until(lambda: "sightline_gate-person" not in house.entities)
+        sink.follow_cameras(CAMERAS)
+        await until(lambda: "sightline_gate-person" in house.entities)
+        await until(lambda: house.state("sightline_gate-person") == "OFF")
+        await sink.close()
+        house.close()
+
+
 async def test_the_snapshot_is_a_picture_entity(tmp_path, make, until):
     async def read(_incident):
         return b"\xff\xd8picture"

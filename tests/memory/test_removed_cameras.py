@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from redis_server import RedisServer
-from remembering import SHORT_S, Site
+from remembering import MIB, SHORT_S, Site, stream
 from waiting import until, until_async
 
 from cluster.control.camera_record import DeletionTracker
@@ -89,6 +89,7 @@ def test_memory_pictures_and_conversations_of_a_removed_camera_go(replica: Repli
         removals = DeletionTracker(1)
         assert await replica.beat(removals) == []
         assert own_redis.names()
+        assert [tier.cap("cam") for tier in tiers] == [MIB, MIB]
         removals.add("1", "cam")
         assert await replica.beat(removals) == []
         assert own_redis.names() == set()
@@ -102,7 +103,11 @@ def test_memory_pictures_and_conversations_of_a_removed_camera_go(replica: Repli
         assert own_redis.names()
         await replica.beat(removals)
         assert own_redis.names() == set()
+        # Cameras have ever new names.
+        assert [tier.cap("cam") for tier in tiers] == [tier.limit for tier in tiers] != [MIB, MIB]
 
+    tiers = replica.site.tiers.tiers
+    replica.site.spec = stream("cam", cap_bytes=MIB)
     replica.watch(life="1")
     assert replica.album._streams["cam"].nbytes > 0
     asyncio.run(run())

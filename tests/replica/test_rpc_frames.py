@@ -567,6 +567,53 @@ async def test_a_released_camera_stays_open_for_the_decoder_that_has_it_next(mak
     assert lost == []
 
 
+async def test_cameras_that_pass_from_decoder_to_decoder_leave_nothing_at_the_replica(make, until):
+    replica = Replica()
+    names = [f"camera-{number}" for number in range(30)]
+
+    def queues():
+        return sorted(task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("frames of"))
+
+    async with serving(replica) as address, sending() as (old, _), sending() as (new, lost):
+        old.assign(make.spec("gate"), address)
+        for name in names:
+            old.assign(make.spec(name), address)
+        await until(lambda: len(replica.opened) == 31)
+        for name in names:
+            old.release(name)
+            new.assign(make.spec(name), address)
+        await until(lambda: len(replica.opened) == 61)
+        for name in names:
+            new.close(name)
+        await until(lambda: len(replica.closed) == 30)
+        await until(lambda: queues() == ["frames of gate"])
+    assert lost == []
+
+
+async def test_a_released_camera_that_no_decoder_opens_is_lost(make, until):
+    """Its decoder died meanwhile: the replica must not keep its window for as long as the other one is connected."""
+    replica = Replica()
+    async with serving(replica) as address, sending() as (sender, _):
+        for camera in ("gate", "yard"):
+            sender.assign(make.spec(camera), address)
+        await until(lambda: len(replica.opened) == 2)
+        sender.release("gate")
+        await until(lambda: replica.lost == ["gate"])
+        assert replica.closed == []
+
+
+async def test_a_closing_camera_that_is_assigned_to_another_replica_is_closed_at_the_first(make, until):
+    first, second = Replica(), Replica()
+    async with serving(first) as here, serving(second) as there, sending() as (sender, _):
+        for camera in ("gate", "yard"):
+            sender.assign(make.spec(camera), here)
+        await until(lambda: len(first.opened) == 2)
+        sender.close("gate")
+        sender.assign(make.spec("gate"), there)
+        await until(lambda: first.closed == [("gate", False)])
+        await until(lambda: [spec.stream for spec in second.opened] == ["gate"])
+
+
 async def test_a_decoder_that_stood_still_is_told_with_its_next_frame_and_opens_the_camera_again(make, until):
     """Another decoder had the camera meanwhile, and let it go: neither side has seen the connection break."""
     replica = Replica()

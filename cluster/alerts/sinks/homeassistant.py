@@ -74,19 +74,23 @@ class HomeAssistantSink:
             self._published.pop(self._topic("binary_sensor", _item_of(incident)), None)
         messages = [each for name, questions in cameras.items() for each in self._entities(name, questions)]
         self._wanted = {each.topic: each for each in messages}
+        # The end of an incident may never have been delivered.
+        self._open = {
+            each: ids for each, ids in self._open.items() if self._topic("binary_sensor", each) in self._wanted
+        }
         if self._sync_task is None or self._sync_task.done():
             self._sync_task = asyncio.get_running_loop().create_task(self._keep_synced(), name="home assistant")
 
     async def send(self, event: AlertEvent) -> None:
         await self._sync()
-        incident = event.incident
-        open_ids = self._open.setdefault(_item_of(incident), set())
-        if event.kind == "end":
-            open_ids.discard(incident.id)
-        else:
+        incident, item = event.incident, _item_of(event.incident)
+        open_ids = self._open.pop(item, set()) - {incident.id}
+        if event.kind != "end":
             open_ids.add(incident.id)
+        if open_ids:
+            self._open[item] = open_ids
         attributes = json.dumps(event.body()["incident"], ensure_ascii=False)
-        base, retain = f"{self.node}/{_item_of(incident)}", self._has_entity(incident)
+        base, retain = f"{self.node}/{item}", self._has_entity(incident)
         messages = [
             Message(f"{base}/attributes", attributes, retain=retain),
             Message(f"{base}/state", "ON" if open_ids else "OFF", retain=retain),

@@ -190,6 +190,8 @@ class VllmEngine(Engine):
         # Deletes the whole checkpoint: the next step saves what is left of the window.
         if self._checkpoints is not None:
             self._checkpoints.delete_stream(stream, life)
+            if stream not in self._streams:
+                self._checkpoints.tiers.set_cap(stream, None)
         return deleted
 
     # -- vLLM -----------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ class Arena(Tier):
             blocks = [len(owner.held) for owner in self._streams.values() if owner.held]
             return len(blocks), sum(blocks)
 
-    def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
+    def set_cap(self, stream: str, nbytes: int | None, *, shrinking: bool = False) -> None:
         """See :class:`Tier`; immediately evicts what exceeds the new cap."""
         with self._lock:
             super().set_cap(stream, nbytes, shrinking=shrinking)

@@ -140,11 +140,15 @@ class Tier(ABC):
         cap = self._caps.get(stream, self.limit)
         return cap if stream in self._shrinking else min(cap, self.limit)
 
-    def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
-        """Set a lower cap for a stream. A tier that does not evict keeps the excess and refuses more. ``shrinking``: it
-        may exceed ``limit``, as the stream was written under a higher cap and compressing it takes room."""
+    def set_cap(self, stream: str, nbytes: int | None, *, shrinking: bool = False) -> None:
+        """Set a lower cap for a stream, or forget it (None). A tier that does not evict keeps the excess and refuses
+        more. ``shrinking``: it may exceed ``limit``, as the stream was written under a higher cap and compressing it
+        takes room."""
         (self._shrinking.add if shrinking else self._shrinking.discard)(stream)
-        self._caps[stream] = nbytes
+        if nbytes is None:
+            self._caps.pop(stream, None)
+        else:
+            self._caps[stream] = nbytes
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         """Whether each block could be loaded now, without moving KV; only for tiers ``at_hand``."""

@@ -122,6 +122,9 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             dropped: int | None = 0
             if self._is_ours(request.fingerprint, 0):
                 dropped = await self._on_tier(lambda: self._tier.drop(request.stream, keys))
+                if keys is None:
+                    # Sent again with whatever the stream stores next.
+                    await self._on_tier(lambda: self._tier.set_cap(request.stream, None))
             return kv_pb2.DropReply(dropped=dropped or 0, done=dropped is not None)
 
     async def List(self, request: kv_pb2.ListRequest, context: Context) -> None:

@@ -217,7 +217,7 @@ class TierStack:
         """The tiers that do not work, with reasons; empty if all do."""
         return "; ".join(f"{name}: {state.trouble}" for name, state in self.states().items() if state.trouble)
 
-    def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
+    def set_cap(self, stream: str, nbytes: int | None, *, shrinking: bool = False) -> None:
         """Set a stream's cap in all tiers; see :meth:`Tier.set_cap`."""
         for tier in self.tiers:
             tier.set_cap(stream, nbytes, shrinking=shrinking)

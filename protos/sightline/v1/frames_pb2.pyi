@@ -39,14 +39,16 @@ class StreamOpen(_message.Message):
     def __init__(self, camera: _Optional[str] = ..., spec_json: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
 class StreamClose(_message.Message):
-    __slots__ = ("camera", "flush", "hand_over")
+    __slots__ = ("camera", "flush", "hand_over", "released")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     FLUSH_FIELD_NUMBER: _ClassVar[int]
     HAND_OVER_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
     camera: str
     flush: bool
     hand_over: bool
-    def __init__(self, camera: _Optional[str] = ..., flush: _Optional[bool] = ..., hand_over: _Optional[bool] = ...) -> None: ...
+    released: bool
+    def __init__(self, camera: _Optional[str] = ..., flush: _Optional[bool] = ..., hand_over: _Optional[bool] = ..., released: _Optional[bool] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("camera", "index", "pts", "duration", "anchor", "fresh", "grid", "mask", "patches", "activity", "trace", "windows_dropped", "gap")

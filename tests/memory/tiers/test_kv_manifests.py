@@ -202,12 +202,18 @@ def test_a_node_that_answers_for_fewer_blocks_than_were_asked_gives_retries() ->
 
 
 def test_caps_are_sent_with_each_block_so_that_a_node_started_anew_knows_them() -> None:
-    with serving(Arena(16 * MIB)) as node, remote(node.address) as tier:
+    arena = Arena(16 * MIB)
+    with serving(arena) as node, remote(node.address) as tier:
         seen: list[kv_pb2.StoredBlock] = []
         storing = node.servicer._store
         node.servicer._store = lambda request: [seen.extend(request.blocks), storing(request)][1]
         tier.set_cap("gate", 5 * MIB)
         tier.store([(key(1), block(1)), (key(1, stream="yard"), block(1))])
+        assert [arena.cap(stream) for stream in ("gate", "yard")] == [5 * MIB, 16 * MIB]
+        assert tier.drop("gate", [key(1)]) == 1
+        assert arena.cap("gate") == 5 * MIB
+        assert tier.drop("gate") == 0
+        assert arena.cap("gate") == 16 * MIB, "of a deleted stream, whose name may never come back"
     told = [(stored.key.stream, stored.cap_bytes) for stored in seen]
     assert told == [("gate", 5 * MIB), ("yard", 0)]
     assert seen[0].key == key_to_proto(key(1))
