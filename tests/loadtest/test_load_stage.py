@@ -155,7 +155,8 @@ async def test_a_profile_brings_storms_churn_and_losses() -> None:
         await until_async(lambda: len(toy.added) > 30, "somebody leaves and another comes")
         found = await stage.conclude(mark)
     assert found.packets_lost > 0.1 * found.packets
-    assert found.streams >= 30
+    # The one that left and the one that came may have had no window in the meantime.
+    assert found.streams >= 29
     assert (found.silent, found.failures) == (0, ())
 
 
