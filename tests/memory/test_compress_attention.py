@@ -140,8 +140,9 @@ def test_those_that_look_at_no_queries_choose_the_same(name: str) -> None:
         (SnapKV, {"window": -1}),
         (InfiniPot, {"recent": 1.5}),
         (LiveVLM, {"short": -0.1}),
+        (StreamMem, {"stand_in": 0}),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(compressor: type[AttentionCompressor], options: dict) -> None:
-    with pytest.raises(ValueError, match=r"must be between 0 and 1|pool"):
+    with pytest.raises(ValueError, match=r"must be between 0 and 1|pool|must be at least 1"):
         compressor(1, **options)

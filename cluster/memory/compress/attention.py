@@ -29,6 +29,8 @@ class AttentionCompressor(Compressor):
 
     def __init__(self, columns: int, *, stand_in: int = 32) -> None:
         super().__init__(columns)
+        if stand_in < 1:
+            raise ValueError(f"stand_in must be at least 1, not {stand_in}")
         self.stand_in = stand_in
         self._queries: list[Tensor] = []
 
