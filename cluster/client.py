@@ -167,7 +167,8 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         The subscription is active when this returns. Called again, it continues after the last answer; after a restart
         of the gateway, the last minute's answers may be repeated.
         """
-        after, began_s = self._watched.setdefault(frozenset(cameras), (0, time.monotonic()))
+        watched = frozenset(cameras)
+        after, began_s = self._watched.setdefault(watched, (0, time.monotonic()))
         request = results_pb2.WatchRequest(
             cameras=list(cameras), recent=after > 0, after=after, watching_s=time.monotonic() - began_s
         )
@@ -177,7 +178,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
             raise self._explain(call)
 
         def read(message: results_pb2.Answer) -> tuple[Answer, int]:
-            self._watched[frozenset(cameras)] = (message.number, began_s)
+            self._watched[watched] = (message.number, began_s)
             return answer_from_proto(message), message.missed
 
         return self._stream(call, read)

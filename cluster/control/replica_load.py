@@ -41,8 +41,6 @@ class ReplicaLoad:
     limit: MemoryDemand = UNBOUNDED
     cameras: dict[str, FleetCamera] = field(default_factory=dict)
     ratio: float = 1.0
-    reported_s: float = -math.inf
-    backlog_s: float = 0.0
     settled_s: float = -math.inf
     draining: bool = False
     lag_s: float | None = None
@@ -50,8 +48,8 @@ class ReplicaLoad:
     _before: float = 0.0
     _grew_s: float = -math.inf
     _fell_s: float = -math.inf
-    # Times and backlogs of the reports of the last STANDING_S seconds, and of the one before.
-    _backlogs: deque[tuple[float, float]] = field(default_factory=deque)
+    # Times and backlogs of the reports of the last STANDING_S seconds, and of the one before: at first, nothing waits.
+    _backlogs: deque[tuple[float, float]] = field(default_factory=lambda: deque([(-math.inf, 0.0)]))
     _recent_reports: deque[tuple[float, float, float]] = field(default_factory=deque)
 
     def add(self, name: str, camera: FleetCamera) -> None:
@@ -82,10 +80,11 @@ class ReplicaLoad:
                 underloaded replica makes small steps, and is busier than its load.
             settle_s: seconds after which an abrupt change of load has taken effect.
         """
-        period_s, grown_s = now_s - self.reported_s, backlog_s - self.backlog_s
-        self.reported_s, self.backlog_s, self.lag_s = now_s, max(0.0, backlog_s), None
-        self._backlogs.append((now_s, self.backlog_s))
-        while len(self._backlogs) > 1 and now_s - self._backlogs[1][0] >= STANDING_S:
+        before_s, before = self._backlogs[-1]
+        period_s, grown_s = now_s - before_s, backlog_s - before
+        self.lag_s = None
+        self._backlogs.append((now_s, backlog_s))
+        while now_s - self._backlogs[1][0] >= STANDING_S:
             self._backlogs.popleft()
         self._ignore_reports_until(now_s + settle_s)
         if self.load <= 0 or not 0 < period_s < math.inf:
@@ -120,8 +119,7 @@ class ReplicaLoad:
     @property
     def _standing_s(self) -> float:
         """Least backlog of the last ``STANDING_S`` seconds."""
-        covered = self.reported_s - self._backlogs[0][0] >= STANDING_S if self._backlogs else False
-        return min(backlog_s for _, backlog_s in self._backlogs) if covered else 0.0
+        return min(backlog_s for _, backlog_s in self._backlogs)
 
     def _ignore_reports_until(self, felt_s: float) -> None:
         """After an abrupt change, discard earlier reports, and until ``felt_s`` overload if the load fell, or underload
