@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from sink_parts import mosquitto, program
@@ -91,7 +92,7 @@ async def test_a_broker_that_does_not_acknowledge(tmp_path, make):
 class Client:
     """paho's client, connected to a broker that acknowledges when the test says so."""
 
-    made = []
+    made: ClassVar[list] = []
 
     def __init__(self, *_, **__):
         self.made.append(self)
