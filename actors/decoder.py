@@ -206,7 +206,7 @@ class Decoder(InnerProcess):
                     self._decode_gate,
                     life=assigned.life,
                 )
-            except ConfigError as error:
+            except (ConfigError, RuntimeError) as error:
                 self._waiting[name] = CameraReport(name, "error", redact(str(error)), life=assigned.life)
                 return
         camera = self._cameras[name]
