@@ -172,6 +172,24 @@ async def test_alerting_does_not_live_on_without_a_loop(config, monkeypatch, loo
     await alerting.stop()
 
 
+@pytest.mark.parametrize("loop", ["_apply", "_apply_decode_pressure"])
+async def test_a_decoder_does_not_live_on_without_a_loop(config, monkeypatch, loop) -> None:
+    controller, exits = Controller(config), []
+    monkeypatch.setattr(actors.remote, "controller", lambda: controller)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr("actors.startup.os._exit", exits.append)
+    monkeypatch.setattr(actors.decoder, "POLL_S", 0.1)
+    decoder = Decoder(config, "decoder-0", "127.0.0.1")
+    await until_async(lambda: "gate" in decoder._cameras, "the camera")
+
+    def fail(*_):
+        raise KeyError("gate")
+
+    monkeypatch.setattr(decoder, loop, fail)
+    await until_async(lambda: exits == [1], "the end of the process")
+    await decoder.stop()
+
+
 async def test_a_camera_without_room_for_its_thread_costs_the_decoder_no_other(config, monkeypatch) -> None:
     controller, exits, start = Controller(config), [], threading.Thread.start
     monkeypatch.setattr(actors.remote, "controller", lambda: controller)
