@@ -80,10 +80,8 @@ class RunningCamera:
         self._unsent = UnsentWindows()
         self._accounted = AccountedFrames()
         self._lost = 0
-        self._moves = False
-        self._begun = False
+        self._moves = self._begun = self._stopping = False
         self._totals = Totals()
-        self._stopping = False
         self._metrics = metrics.CameraMetrics(settings.name)
         self._counted: Counter[str] = Counter()
         self._trace = CameraTrace(spans, settings.name, config.tracing.ratio) if spans is not None else None
