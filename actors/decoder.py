@@ -91,9 +91,8 @@ class Decoder(InnerProcess):
         await self._server.start()
         self._info = DecoderInfo(self._name, self._instance, f"{self._host}:{port}", self._page.address, os.getpid())
         await self._register()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._reconcile())
-            group.create_task(self._heartbeat())
+        # Not a TaskGroup: in Python 3.11, one that fails leaves this task marked as cancelled, and run_task ignores it.
+        await asyncio.gather(self._reconcile(), self._heartbeat())
 
     # -- the controller -------------------------------------------------------------------------
     async def _register(self) -> None:
@@ -206,7 +205,7 @@ class Decoder(InnerProcess):
                     self._decode_gate,
                     life=assigned.life,
                 )
-            except ConfigError as error:
+            except (ConfigError, RuntimeError) as error:
                 self._waiting[name] = CameraReport(name, "error", redact(str(error)), life=assigned.life)
                 return
         camera = self._cameras[name]

@@ -69,7 +69,8 @@ class Supervisor:
         self._listening: set[str] = set()
         self._task = asyncio.create_task(self._supervise())
         try:
-            await asyncio.wait_for(self._until_ready(), config.cluster.start_timeout_s)
+            async with asyncio.timeout(config.cluster.start_timeout_s):
+                await self._until_ready()
         except TimeoutError:
             check_listening(config, self._listening)
 
@@ -120,7 +121,8 @@ class Supervisor:
             except Exception as error:  # Never give up: nobody else starts them.
                 log.warning("could not reconcile the processes: %s", first_line(error))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), POLL_S)
+                async with asyncio.timeout(POLL_S):
+                    await self._ending.wait()
 
     def _reconcile(self) -> None:
         """Start missing processes; end those no longer wanted or with another configuration."""

@@ -153,7 +153,8 @@ class Journal:
             raise UnavailableError(f"the records of incidents cannot be read now: {self.trouble or 'still opening'}")
         store = self._store
         try:
-            return await asyncio.wait_for(self._on_thread(store.run_with_recovery, query), self._deadline_s)
+            async with asyncio.timeout(self._deadline_s):
+                return await self._on_thread(store.run_with_recovery, query)
         except TimeoutError:
             raise UnavailableError("the records of incidents cannot be read now: the disk does not answer") from None
         except sqlite3.Error as error:

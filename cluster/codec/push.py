@@ -123,9 +123,11 @@ class PushSource:
             read = True
         finally:
             with self._state:
-                # The reader failed, but the client is still connected: let the next open() resume its queue.
-                if not read and queue is self._queue:
-                    self._announced = True
+                if queue is self._queue:
+                    # The reader failed, but the client is still connected: let the next open() resume its queue.
+                    self._announced = not read
+                    # Otherwise the camera ends: a session that began from here on would be lost.
+                    self._closed |= self._ended and read
 
     def close(self) -> None:
         with self._state:

@@ -227,13 +227,15 @@ class FrameSender:
     async def _hand_over(self, camera: str, lane: Lane, move: HandOver) -> None:
         """Close the camera at the old replica, wait for it, and continue at the new one."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(move.fresh.wait(), self._fresh_s)
+            async with asyncio.timeout(self._fresh_s):
+                await move.fresh.wait()
         with self._lock:
             move.leaving = True
             if link := self._links.get(lane.address):
                 self._ready(camera, link)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(move.done.wait(), self._hand_over_s)
+            async with asyncio.timeout(self._hand_over_s):
+                await move.done.wait()
         with self._lock:
             if self._lanes.get(camera) is not lane:
                 return

@@ -163,7 +163,8 @@ class QueueSink:
             self._taken.clear()
             restored = now.credit >= self._max_credit
             try:
-                await asyncio.wait_for(self._taken.wait(), RETIRED_S if restored else POLL_S)
+                async with asyncio.timeout(RETIRED_S if restored else POLL_S):
+                    await self._taken.wait()
             except TimeoutError:
                 continue
 

@@ -61,7 +61,7 @@ class RunningCamera:
     ) -> None:
         """``rings``: byte budget of this process's packet rings; ``spans``: trace exporter; ``gate``: the process's
         decode gate; ``life``: see :class:`~cluster.types.StreamSpec`. Raises ``ConfigError``: invalid source address
-        or pruning policy."""
+        or pruning policy; ``RuntimeError``: no room for its thread."""
         self.settings = settings
         self.geometry = geometry
         self.life = life
@@ -80,16 +80,19 @@ class RunningCamera:
         self._unsent = UnsentWindows()
         self._accounted = AccountedFrames()
         self._lost = 0
-        self._moves = False
-        self._begun = False
+        self._moves = self._begun = self._stopping = False
         self._totals = Totals()
-        self._stopping = False
         self._metrics = metrics.CameraMetrics(settings.name)
         self._counted: Counter[str] = Counter()
         self._trace = CameraTrace(spans, settings.name, config.tracing.ratio) if spans is not None else None
         self.footage = camera_footage(settings, config, rings)
         self.sink: QueueSink | None = None
-        self._start_pipeline()
+        try:
+            self._start_pipeline()
+        except Exception:
+            self.footage.close()
+            self._metrics.remove()
+            raise
 
     def _start_pipeline(self) -> None:
         self._started_s = time.monotonic()

@@ -126,7 +126,8 @@ class _Run:
             left = len(workers)
             while left:
                 try:
-                    answer = await asyncio.wait_for(queue.get(), PROGRESS_S)
+                    async with asyncio.timeout(PROGRESS_S):
+                        answer = await queue.get()
                 except TimeoutError:
                     yield memory_pb2.AskAllEvent(progress=self._progress)
                     continue

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeAlias
 
 import grpc
@@ -30,6 +32,7 @@ TEST_S = 30.0
 DISCOVER_S = 150.0
 """Timeout of a network search, above the decoder's own limit."""
 FILE_S = 300.0
+_READERS = 8
 MOST_WATCHING = 64
 LONGEST_ID = 64
 CAMERA = "sightline-camera-bin"
@@ -58,6 +61,8 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
         self._collector = collector
         self._about = about
         self._erase = erase
+        # A separate pool: reads from a hung disk would block the default executor, on which sinks resolve and connect.
+        self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix="footage reads")
 
     async def Footage(self, request: pb.FootageRequest, context: Context) -> None:
         kind = _kind(request.kind)
@@ -91,15 +96,16 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
         )
 
     async def _read(self, stored: StoredFile, offset: int, length: int) -> AsyncIterator[bytes]:
-        file = await asyncio.to_thread(self._collector.store.open, stored)
+        on_thread = partial(asyncio.get_running_loop().run_in_executor, self._threads)
+        file = await on_thread(self._collector.store.open, stored)
         try:
-            await asyncio.to_thread(file.seek, min(offset, stored.size))
+            await on_thread(file.seek, min(offset, stored.size))
             left = length or stored.size
-            while left > 0 and (data := await asyncio.to_thread(file.read, min(left, READ_BYTES))):
+            while left > 0 and (data := await on_thread(file.read, min(left, READ_BYTES))):
                 left -= len(data)
                 yield data
         finally:
-            await asyncio.to_thread(file.close)
+            await on_thread(file.close)
 
 
 class PicturesProxy(pictures_pb2_grpc.PicturesServicer):

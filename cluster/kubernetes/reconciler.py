@@ -104,7 +104,6 @@ class Reconciler:
                 # A defect with one resource must not stop the others.
                 log.exception("cannot reconcile cameras")
                 await asyncio.sleep(self._config.status_s)
-            # Not wait_for, which may swallow a cancellation that coincides with its result.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.status_s):
                     await self._wake.wait()

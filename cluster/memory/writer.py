@@ -210,6 +210,7 @@ _IDLE_S = 5.0
 _EXIT_S = 10.0
 
 _writers: weakref.WeakSet[MemoryWriter] = weakref.WeakSet()
+_limiting = threading.Lock()
 
 Window: TypeAlias = Callable[[], bytes]
 """Snapshot of a stream's window; serialised when called."""
@@ -387,10 +388,12 @@ def _end_all() -> None:
 def _use_one_core() -> None:
     """Limit torch to one thread in the calling thread. Otherwise each writer thread gets its own OpenMP pool over all
     cores, which spins after every call and slows engine steps by a third."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    # The setting applies to this thread and to new ones; restore it for the latter.
-    other = threading.Thread(target=torch.set_num_threads, args=(threads,))
-    with suppress(RuntimeError):
-        other.start()
-        other.join()
+    # One at a time: in between, another thread would take 1 for what is to be restored.
+    with _limiting:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        # The setting applies to this thread and to new ones; restore it for the latter.
+        other = threading.Thread(target=torch.set_num_threads, args=(threads,))
+        with suppress(RuntimeError):
+            other.start()
+            other.join()

@@ -142,13 +142,14 @@ class _Connection:
         tasks = {lane.task for lane in self._lanes.values() if lane.task is not None}
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        # Before waiting, in which this may be cancelled again; a cancelled lane opens no camera any more.
         lost = [camera for camera in self._lanes if self._owns(camera)]
         for camera in lost:
             del self._owners[camera]
         if lost:
             await self._handler.on_lost(lost)
+        if tasks:
+            await asyncio.wait(tasks)
 
     def acknowledge(self, camera: str) -> None:
         """Send the camera's counts now, without a frame."""

@@ -249,7 +249,8 @@ class RpcServer:
     async def stop(self, grace_s: float = 2.0) -> None:
         """Report NOT_SERVING, refuse new calls, give running ones ``grace_s`` seconds, then cancel them."""
         self._health.shut_down()
-        await asyncio.wait_for(self._server.stop(grace_s), grace_s + 5.0)
+        async with asyncio.timeout(grace_s + 5.0):
+            await self._server.stop(grace_s)
 
 
 def _public(max_connections: int) -> list[tuple[str, int]]:

@@ -172,6 +172,55 @@ async def test_alerting_does_not_live_on_without_a_loop(config, monkeypatch, loo
     await alerting.stop()
 
 
+@pytest.mark.parametrize("loop", ["_apply", "_apply_decode_pressure"])
+async def test_a_decoder_does_not_live_on_without_a_loop(config, monkeypatch, loop) -> None:
+    controller, exits = Controller(config), []
+    monkeypatch.setattr(actors.remote, "controller", lambda: controller)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr("actors.startup.os._exit", exits.append)
+    monkeypatch.setattr(actors.decoder, "POLL_S", 0.1)
+    decoder = Decoder(config, "decoder-0", "127.0.0.1")
+    await until_async(lambda: "gate" in decoder._cameras, "the camera")
+
+    def fail(*_):
+        raise KeyError("gate")
+
+    monkeypatch.setattr(decoder, loop, fail)
+    await until_async(lambda: exits == [1], "the end of the process")
+    await decoder.stop()
+
+
+async def test_a_camera_without_room_for_its_thread_costs_the_decoder_no_other(config, monkeypatch) -> None:
+    controller, exits, start = Controller(config), [], threading.Thread.start
+    monkeypatch.setattr(actors.remote, "controller", lambda: controller)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr("actors.startup.os._exit", exits.append)
+    monkeypatch.setattr("actors.startup.EXIT_S", 0.0)
+    monkeypatch.setattr(actors.decoder, "POLL_S", 0.1)
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "camera-gate":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def state() -> tuple[str, str]:
+        found = controller.directory.status("gate")
+        return found.state, found.reason
+
+    with monkeypatch.context() as limit:
+        limit.setattr(threading.Thread, "start", refuse)
+        decoder = Decoder(config, "decoder-0", "127.0.0.1")
+        await until_async(lambda: exits or state() == ("error", "can't start new thread"), "the error")
+        await asyncio.sleep(0.5)
+    await until_async(lambda: exits or state()[0] == "running", "the camera")
+    assert not exits
+    # The attempts before have left no packet ring: one ring has the whole budget.
+    assert decoder._rings.held
+    decoder._rings.limit = decoder._rings.held - 1
+    assert not decoder._rings.is_exceeded(decoder._rings.limit)
+    await decoder.stop()
+
+
 def test_an_alert_becomes_a_clip_and_a_removed_camera_takes_it_along(config, tmp_path, monkeypatch) -> None:
     asyncio.run(asyncio.wait_for(_story(config, tmp_path, monkeypatch), 60))
 

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import threading
 import time
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from sink_parts import mosquitto, program
@@ -85,6 +87,50 @@ async def test_a_broker_that_does_not_acknowledge(tmp_path, make):
         assert failure.value.retryable
         await sink.send(make.event(1))
         await sink.close()
+
+
+class Client:
+    """paho's client, connected to a broker that acknowledges when the test says so."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, *_, **__):
+        self.made.append(self)
+        self.published = []
+
+    def connect(self, *_):
+        self.is_connected = lambda: True
+
+    def loop_start(self):
+        self.on_connect(self, None, None, SimpleNamespace(is_failure=False), None)
+
+    def publish(self, topic, payload, **_):
+        self.published.append(payload)
+        return SimpleNamespace(rc=0, mid=len(self.published))
+
+    def acknowledge(self, mid):
+        self.on_publish(self, None, mid, None, None)
+
+    def disconnect(self):
+        pass
+
+    loop_stop = disconnect
+
+
+async def test_an_acknowledgement_on_an_earlier_connection_is_not_one_of_this(make, monkeypatch, until):
+    """Every connection numbers its messages from 1."""
+    monkeypatch.setattr(mqtt, "Client", Client)
+    sink = MqttSink("mqtt://127.0.0.1:1", timeout_s=0.5)
+    with pytest.raises(DeliveryError, match="did not acknowledge"):
+        await sink.send(make.event(0))
+    sending = asyncio.create_task(sink.send(make.event(1)))
+    await until(lambda: [len(client.published) for client in Client.made] == [1, 1])
+    early, late = Client.made
+    early.acknowledge(1)
+    await asyncio.sleep(0.1)
+    assert not sending.done()
+    late.acknowledge(1)
+    await sending
 
 
 async def test_a_broker_that_wants_a_password(tmp_path, make):

@@ -152,6 +152,24 @@ def test_a_pushed_camera_waits_and_reopens_for_each_session_without_backoff() ->
     ]
 
 
+def test_a_session_that_begins_when_a_camera_ends_is_refused_and_not_lost() -> None:
+    source = PushSource()
+    source.begin_session(HEADER, "a")
+    source.offer([PACKET])
+    source.end_session()
+    refused: list[str] = []
+
+    def begin_another(status: SourceStatus) -> None:
+        if status.state is CameraState.ENDED:
+            try:
+                source.begin_session(HEADER, "b")
+            except SourceError as error:
+                refused.append(str(error))
+
+    assert SourceSupervisor(source).run(lambda _: None, lambda _: None, begin_another).state is CameraState.ENDED
+    assert refused == ["the camera no longer accepts packets"]
+
+
 def test_errors_of_the_callers_own_come_through_and_close_the_source() -> None:
     source = Scripted([3])
 

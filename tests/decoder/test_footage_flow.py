@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import sqlite3
+import threading
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from footage_parts import HEIGHT, STEP, WIDTH, Alarm, full_disk, grey, level, played, sample, shifted, site, video
 from PIL import Image
 from rpc_serving import serving
-from sightline.v1 import memory_pb2, memory_pb2_grpc, pictures_pb2
+from sightline.v1 import memory_pb2, memory_pb2_grpc, pictures_pb2, pictures_pb2_grpc
 from waiting import until_async
 
 from actors.cli import main
@@ -41,7 +42,7 @@ from cluster.gateway.memory_proxy import MemoryProxy
 from cluster.security.audit import AuditLog
 from cluster.security.roles import Principal, Role
 from cluster.types import CameraStatus
-from cluster.wire.channel import ChannelPool
+from cluster.wire.channel import ChannelPool, open_channel
 from cluster.wire.tls import ClientCredentials
 
 
@@ -192,6 +193,36 @@ async def test_a_camera_without_keyframes_has_no_clip(tmp_path, h264, monkeypatc
         running.feed((header, [p for p in packets if not p.keyframe]), 150)
         settled = await running.settled((await running.alert(5.0)).id)
         assert settled.footage_note == ("no snapshot and no clip: the camera sent no keyframe")
+
+
+async def test_viewers_of_a_hung_disk_leave_the_sinks_their_threads(tmp_path, monkeypatch):
+    hung, reading = threading.Event(), []
+
+    class Hung(io.BytesIO):
+        def read(self, *_):
+            reading.append(1)
+            hung.wait(60)
+            return b""
+
+    async with site(tmp_path) as running, open_channel(await running.alerting_at()) as channel:
+        incident, store = await running.alert(1.0), running.collector.store
+        draft = store.begin("gate", incident.id, "end", time.time())
+        draft.write(b"video")
+        draft.commit()
+        monkeypatch.setattr(store, "open", lambda _: Hung())
+        request = pictures_pb2.FootageRequest(incident=incident.id, kind="end")
+        viewers = [pictures_pb2_grpc.PicturesStub(channel).Footage(request) for _ in range(40)]
+        for viewer in viewers:
+            await viewer.read()
+        await until_async(lambda: reading)
+        try:
+            async with asyncio.timeout(10.0):
+                # As connecting and resolving names do.
+                await asyncio.to_thread(int)
+        finally:
+            hung.set()
+            for viewer in viewers:
+                viewer.cancel()
 
 
 async def test_a_clip_that_waits_for_its_camera_counts_as_one_that_is_recorded(tmp_path, h264):

@@ -1,6 +1,8 @@
 """One question to many cameras: through the gateway's gRPC, its HTTP and the command line; bounded, ranked, stopped."""
 
 import asyncio
+import contextlib
+import itertools
 import json
 import time
 
@@ -122,6 +124,26 @@ async def test_whoever_stops_it_stops_all_of_it():
     await events.aclose()
     assert cameras.at_once == 0
     assert (await anext(everyone.answers(memory_pb2.AskAllRequest(text="Van?")))).progress.cameras == 12
+
+
+async def test_it_can_be_stopped_at_any_moment():
+    everyone = AskAll((cameras := Cameras()).ask, cameras.list, most=1)
+
+    async def read_all():
+        async with contextlib.aclosing(everyone.answers(memory_pb2.AskAllRequest(text="Van?"))) as events:
+            async for _ in events:
+                pass
+
+    for steps in itertools.count():
+        reading = asyncio.create_task(read_all())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if reading.done():
+            break
+        reading.cancel()
+        await asyncio.wait([reading], timeout=5.0)
+        assert reading.cancelled(), f"after {steps} steps of the event loop"
+    assert steps > 2
 
 
 async def test_a_moment_has_the_incident_whose_clip_shows_it():

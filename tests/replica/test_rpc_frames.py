@@ -590,6 +590,30 @@ async def test_cameras_that_pass_from_decoder_to_decoder_leave_nothing_at_the_re
     assert lost == []
 
 
+async def test_a_connection_that_is_cancelled_while_it_closes_loses_its_cameras(make, until):
+    replica, opened = Replica(), frames_pb2.StreamOpen(camera="gate", spec_json=spec_to_json(make.spec()))
+
+    class Call:
+        messages = iter([frames_pb2.FrameMessage(open=opened)])
+
+        async def read(self):
+            if (message := next(self.messages, None)) is None:
+                await asyncio.Event().wait()
+            return message
+
+        async def write(self, _):
+            pass
+
+        send_initial_metadata = write
+
+    sending = asyncio.create_task(FramesServicer(replica).Send(None, Call()))
+    await until(lambda: len(replica.opened) == 1)
+    while not sending.done():
+        sending.cancel()
+        await asyncio.sleep(0)
+    assert replica.lost == ["gate"]
+
+
 async def test_a_released_camera_that_no_decoder_opens_is_lost(make, until):
     """Its decoder died meanwhile: the replica must not keep its window for as long as the other one is connected."""
     replica = Replica()

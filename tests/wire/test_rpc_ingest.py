@@ -379,6 +379,33 @@ async def test_the_same_session_takes_over_and_resumes(make, hops):
         assert decoder.sequences() == [0, 1, 2, 3, 4, 5]
 
 
+class Burst:
+    """A call whose packets arrive while the servicer waits for something to reply, with the end right behind them."""
+
+    def __init__(self, packet):
+        batch = ingest_pb2.PacketBatch(packets=[packet_to_proto(packet)])
+        opened = ingest_pb2.Open(camera="gate", codec="h264", session="s1")
+        self.messages = [{"end": ingest_pb2.End()}, {"packets": batch}, {"open": opened}]
+        self.acknowledged = 0
+
+    async def read(self):
+        message = self.messages.pop()
+        if "packets" in message:
+            await asyncio.sleep(0.02)
+        return ingest_pb2.PushRequest(**message)
+
+    async def write(self, reply):
+        self.acknowledged = reply.next_sequence
+
+
+async def test_an_end_that_is_read_at_once_after_packets_ends_the_push(make):
+    decoder, call, before = Decoder(), Burst(make.packet(0)), asyncio.all_tasks()
+    async with asyncio.timeout(5.0):
+        await decoder.servicer.Push(None, call)
+    assert call.acknowledged == 1
+    assert asyncio.all_tasks() == before, "nothing still looks for news of it"
+
+
 async def test_an_old_connection_that_does_not_end_is_told(monkeypatch):
     never = asyncio.Event()
     monkeypatch.setattr(IngestServicer, "_relay", lambda *_: never.wait())

@@ -120,7 +120,8 @@ class HomeAssistantSink:
         if self._read_picture is None:
             return None
         with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(self._read_picture(incident), self.timeout_s)
+            async with asyncio.timeout(self.timeout_s):
+                return await self._read_picture(incident)
         return None
 
     async def _keep_synced(self) -> None:

@@ -140,7 +140,7 @@ class MqttPublisher:
 
         client = Client(CallbackAPIVersion.VERSION2, client_id=self._client_id, reconnect_on_failure=False)
         client.on_connect = lambda _client, _data, _flags, reason, _properties: post(connected, reason)
-        client.on_publish = lambda _client, _data, mid, _reason, _properties: post(self._on_acknowledged, mid)
+        client.on_publish = lambda _client, _data, mid, _reason, _properties: post(self._on_acknowledged, client, mid)
         client.on_disconnect = lambda *_: post(self._on_disconnected, client)
         if self._on_message is not None:
             client.on_message = lambda _client, _data, message: post(self._on_message, message.topic, message.payload)
@@ -167,8 +167,9 @@ class MqttPublisher:
             client.subscribe(topic, qos=1)
         return client
 
-    def _on_acknowledged(self, mid: int) -> None:
-        future = self._acknowledged.get(mid)
+    def _on_acknowledged(self, client: Client, mid: int) -> None:
+        # Every connection numbers its messages from 1.
+        future = self._acknowledged.get(mid) if client is self._client else None
         if future is not None and not future.done():
             future.set_result(None)
 

@@ -85,7 +85,8 @@ class NotifySink:
         while True:
             rest_s = until_s - loop.time()
             try:
-                found = await asyncio.wait_for(self._read_picture(event.incident), max(rest_s, _READ_S))
+                async with asyncio.timeout(max(rest_s, _READ_S)):
+                    found = await self._read_picture(event.incident)
             except TimeoutError:
                 # Rather send the message without its picture than not at all.
                 return None

@@ -268,8 +268,9 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             if self._under_way >= self._most:
                 self.counts["refused"] += 1
                 raise CapacityError(f"{self._most} calls are running or queued on this node's tier; try again later")
+            # Before it counts: there may be no room for a thread.
+            future = self._threads.submit(work)
             self._under_way += 1
-        future = self._threads.submit(work)
         future.add_done_callback(self._release)
         waiting: Awaitable[T] = asyncio.wrap_future(future)
         return await waiting

@@ -125,7 +125,8 @@ class TierStack:
                     if (block := answer.block) is not None and below > level
                 ]
                 if found:
-                    self.counts["promoted"] += len(found)
+                    with self._lock:
+                        self.counts["promoted"] += len(found)
                     self._copy(level, found)
         finally:
             with self._lock:
@@ -144,10 +145,12 @@ class TierStack:
         """Delete a stream and its manifest in every tier; with a ``life``, not in the lowest if the manifest there is a
         namesake's, whose process deletes unnamed blocks. Returns the largest count of any tier, None if some tier is
         uncertain; :meth:`finish_deletions` then repeats the deletion while this process lives."""
-        self._note_deletion((stream, None))
-        with self._lock:
+        # Not while another deletion ends, which would confirm this one.
+        with self._deletions, self._lock:
             self._deleting[stream] = set(range(len(self.tiers)))
             self._lives.setdefault(stream, set()).add(life)
+        # Then, so that a load that begins in between knows of it.
+        self._note_deletion((stream, None))
         gone = [self._finish_deletion(stream, tier) for tier in self.tiers]
         certain = [number for number in gone if number is not None]
         return max(certain) if len(certain) == len(gone) else None
@@ -161,10 +164,10 @@ class TierStack:
 
     def drop_copies(self, stream: str) -> None:
         """Delete a stream's copies above the lowest tier, as after a move no other process can reach this node's."""
-        self._note_deletion((stream, None))
         with self._lock:
             if self.shared:
                 self._deleting.setdefault(stream, set()).update(range(len(self.tiers) - 1))
+        self._note_deletion((stream, None))
         for tier in self.tiers[:-1]:
             self._finish_deletion(stream, tier)
 

@@ -1,7 +1,9 @@
 """Tiers above each other: nothing wrong comes out, whatever is full, down, or dropped meanwhile."""
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -247,6 +249,42 @@ def test_a_load_under_way_brings_nothing_back_that_was_deleted(meanwhile: str) -
     lowest.go.set()
     loading.join(20)
     assert answer[0].outcome is MISS
+    assert upper.lookup([key(0)]) == [MISS]
+
+
+@pytest.mark.parametrize(("delete", "moment"), [(TierStack.drop, 0), (TierStack.drop, 1), (TierStack.drop_copies, 0)])
+def test_a_load_that_begins_within_a_deletion_leaves_no_copy(
+    monkeypatch: pytest.MonkeyPatch, delete: Callable[[TierStack, str], object], moment: int
+) -> None:
+    began: list[threading.Thread] = []
+    releases = itertools.count()
+
+    class Lock:
+        """Lets a load begin once the deletion has released a lock for the ``moment``-th time."""
+
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+            if deleting and threading.current_thread() is threading.main_thread() and next(releases) == moment:
+                began.append(threading.Thread(target=lambda: stack.load([key(0)])))
+                began[0].start()
+                while began[0].is_alive() and not lowest.taken.wait(0.01):
+                    pass
+
+    monkeypatch.setattr("cluster.memory.tiers.stack.threading", SimpleNamespace(Lock=Lock))
+    deleting = False
+    upper, lowest = Arena(8 * CELL, slab_bytes=8 * CELL, stream_bytes=2 * CELL), Gate(64 * CELL)
+    stack = TierStack([upper, lowest])
+    stack.store([(key(n), block(n)) for n in range(4)])
+    deleting = True
+    delete(stack, "yard")
+    lowest.go.set()
+    began[0].join(20)
     assert upper.lookup([key(0)]) == [MISS]
 
 
