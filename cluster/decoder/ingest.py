@@ -162,10 +162,10 @@ class QueueSink:
             self._check_running()
             self._taken.clear()
             restored = now.credit >= self._max_credit
-            try:
-                await asyncio.wait_for(self._taken.wait(), RETIRED_S if restored else POLL_S)
-            except TimeoutError:
-                continue
+            # Not wait_for: in Python 3.11 it loses a cancellation that comes just after the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETIRED_S if restored else POLL_S):
+                    await self._taken.wait()
 
     async def end(self) -> PushReply:
         if not self._ended:
