@@ -60,7 +60,9 @@ async def await_reply(reply: Awaitable[Any], *, timeout_s: float = 10.0, who: st
     """Await the reply of ``who`` to ``handle.method.remote(...)``; raises what the method raised. Raises
     ``UnavailableError``: it is restarting, has ended or has not answered in time, or Ray itself does not answer."""
     try:
-        return await asyncio.wait_for(reply, timeout_s)
+        # Not wait_for: in Python 3.11 it loses a cancellation that comes just after the reply.
+        async with asyncio.timeout(timeout_s):
+            return await reply
     except (RayError, TimeoutError) as error:
         raise _translated_error(error, timeout_s, who) from None
 

@@ -66,6 +66,26 @@ async def test_a_controller_that_hangs_is_named_before_the_client_gives_up(monke
         await actors.remote.REMOTE_CONTROLLER.list_cameras()
 
 
+@pytest.mark.parametrize("turns", range(3))
+async def test_a_loop_of_calls_ends_although_it_is_cancelled_as_a_reply_comes(turns) -> None:
+    reply = asyncio.get_running_loop().create_future()
+
+    async def calls() -> None:
+        while True:
+            await actors.remote.await_reply(reply)
+            await asyncio.sleep(0.01)
+
+    running = asyncio.create_task(calls())
+    await asyncio.sleep(0.05)
+    reply.set_result(None)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    running.cancel()
+    done, _ = await asyncio.wait({running}, timeout=0.5)
+    running.cancel()
+    assert running in done
+
+
 async def test_a_controller_that_has_just_restarted_says_so_in_time(tmp_path, monkeypatch) -> None:
     controller, waited = settled_controller(tmp_path), []
     controller._settled.clear()
