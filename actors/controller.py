@@ -49,8 +49,8 @@ T = TypeVar("T")
 FORGET_HEARTBEATS = 4
 """Maximum heartbeats that a removal waits for every live replica to delete the camera's memory."""
 
-COUNT_REPLICAS_S = 5.0
-"""Interval, in seconds, of updating per-replica metrics and storing counters."""
+COUNT_REPLICAS_S, STORE_COUNTERS_S = 5.0, 60.0
+"""Intervals, in seconds, of updating per-replica metrics, and of storing counters while no member changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,9 @@ class Controller(InnerProcess):
         # In memory only: sessions hold tokens, which must not reach a disk.
         self._sessions = Sessions()
         self._changed, self._settled = asyncio.Condition(), asyncio.Event()
-        self._shown = self._kept = -1
+        self._shown, self._kept = -1, (-1, -1)
         self._keeping = asyncio.Lock()
-        self._probing: set[str] = set()
-        self._seen_replicas: set[str] = set()
+        self._probing, self._seen_replicas = set[str](), set[str]()
         self._seen_decoders: dict[str, str] = {}
         self._background: set[asyncio.Task[Any]] = {run_task(self._settle()), run_task(self._watch_heartbeats())}
 
@@ -405,9 +404,10 @@ class Controller(InnerProcess):
             directory = self._directory
             self._fleet_metrics.set_members({"decoder": len(directory.decoders), "replica": len(directory.replicas)})
             self._fleet_metrics.set_replicas(directory.replica_statuses())
-            if self._settled.is_set() and directory.version != self._kept and not self._keeping.locked():
-                # Members or cameras changed: runs may have ended whose counters only this process has.
-                self._spawn(self._store_counts(directory.export_counts(), directory.version))
+            kept = directory.version, int(now_s // STORE_COUNTERS_S)
+            if self._settled.is_set() and kept != self._kept and not self._keeping.locked():
+                # A run may have ended whose counters only this process has, or end together with this process.
+                self._spawn(self._store_counts(directory.export_counts(), kept))
         if self._directory.version != self._shown:
             self._shown = self._directory.version
             self._fleet_metrics.set_expected_cameras(self._directory.expected_cameras)
@@ -416,14 +416,14 @@ class Controller(InnerProcess):
         if steps:
             await self._notify()
 
-    async def _store_counts(self, counts: dict[str, dict[str, dict[str, int]]], version: int) -> None:
+    async def _store_counts(self, counts: dict[str, dict[str, dict[str, int]]], kept: tuple[int, int]) -> None:
         """Runs as a task of its own: a slow disk must not delay heartbeats."""
         async with self._keeping:
             try:
                 await asyncio.to_thread(self._kv.put_counted, counts)
-                self._kept = version
-            except Exception:
-                log.exception("cannot store the counters; retrying")
+                self._kept = kept
+            except Exception as error:
+                log.warning("cannot store the counters; retrying: %s", error)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)

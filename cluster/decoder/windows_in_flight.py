@@ -135,8 +135,9 @@ class WindowsInFlight:
         if resolved and self._origin is not None and window_end is not None and window_end <= self._end:
             begun = math.floor((window_end - self._origin) / (self.stride_s * MICROSECONDS) + _ROUNDING)
             if begun > 0:
-                # The replica closed fewer than had begun by then: it lost the rest with a connection, and counts them.
-                self._before = min(self._before, closed - self._closed - begun)
+                # The replica closed fewer than had begun by then: it lost the rest with a connection, and counts them;
+                # or more: this process stood still, and another decoder had the camera.
+                self._before = closed - self._closed - begun
         self._settled = max(0, windows - self._before)
         return lost
 

@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -169,10 +169,13 @@ class StepRunner:
     """Moves frames from cameras' inboxes into the engine, and batches of windows through it, on the engine thread.
 
     * ``streams``: open cameras by name; ``lock``: guards their inboxes and report fields
+    * ``is_confirmed``: whether this process is known to own its cameras
     * ``max_batch``, ``step_budget_s``: see :class:`~cluster.replica.worker.EngineWorker`
     * ``failures``: consecutive steps in which every window failed; ``began_s``: monotonic time of the last engine call
     * ``steps``, ``windows``: steps that computed something so far, and the windows computed in them
     * ``trouble``: why the engine was unavailable at the last attempt, empty if it was not
+    * ``held``: answers of a step during which this process was suspended; if others own the cameras by now, the windows
+      count as lost
     """
 
     engine: Engine
@@ -181,6 +184,7 @@ class StepRunner:
     lock: threading.Condition
     queue: WindowQueue
     estimator: StepTimeEstimator
+    is_confirmed: Callable[[], bool]
     max_batch: int
     step_budget_s: float
     failures: int = 0
@@ -188,6 +192,7 @@ class StepRunner:
     began_s: float = -math.inf
     steps: int = 0
     windows: int = 0
+    held: list[tuple[OpenStream, list[Answer]]] = field(default_factory=list)
     _rested_s: float = 0.0
     # Seconds spent on prefilling ahead since the last step.
     _ahead_s: float = 0.0
@@ -355,7 +360,16 @@ class StepRunner:
             self.events.batch(computed)
         for request in requests:
             mine = [answer for answer in answers if answer.stream == request.stream]
-            self._settle(self.streams[request.stream], mine)
+            self.held.append((self.streams[request.stream], mine))
+        if self.is_confirmed():
+            self.settle()
+
+    def settle(self) -> None:
+        """Publish held answers of cameras that are still open."""
+        held, self.held = self.held, []
+        for stream, answers in held:
+            if self.streams.get(stream.spec.stream) is stream:
+                self._settle(stream, answers)
 
     def _settle(self, stream: OpenStream, answers: Sequence[Answer]) -> None:
         if not answers:

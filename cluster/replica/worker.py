@@ -95,6 +95,7 @@ class EngineWorker:
             self._wake,
             queue=self._queue,
             estimator=self._estimator,
+            is_confirmed=self._is_confirmed,
             max_batch=max_batch,
             step_budget_s=step_budget_s,
         )
@@ -294,6 +295,7 @@ class EngineWorker:
                 command, done = self._commands.popleft()
                 command(done)
             if self._is_confirmed():
+                self._steps.settle()
                 for name, stream in list(self._streams.items()):
                     match self._steps.take_frames(stream):
                         case "ended":
@@ -320,6 +322,7 @@ class EngineWorker:
             return any(stream.inbox and not self._steps.must_wait(stream) for stream in self._streams.values())
         return bool(
             self._ahead
+            or self._steps.held
             or len(self._queue)
             or len(self._asks)
             or any(stream.inbox or stream.ending or stream.leaving for stream in self._streams.values())

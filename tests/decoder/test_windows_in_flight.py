@@ -353,6 +353,33 @@ def test_windows_of_another_decoder_make_no_loss_good() -> None:
     assert lost(counter, 48) == 1
 
 
+def test_windows_that_another_decoder_sent_in_between_are_not_its_own() -> None:
+    """Its process stood still; meanwhile another one had the camera, at the same replica."""
+    counter = WindowsInFlight(8)
+    send(counter, 0, 20)
+    settle(counter, 2, 16)
+    counter.add_frame(sample(60, gap=True))
+    settle(counter, 7, 56)
+    for second in range(61, 76):
+        counter.add_frame(sample(second))
+    settle(counter, 9, 72)
+    assert counter.count() == 1, "the one to 80"
+    counter.add_frame(sample(80))
+    assert counter.count() == 2
+    assert lost(counter, 90) == 2
+
+
+def test_a_gap_before_the_first_window_closes_is_no_window_of_its_own() -> None:
+    counter = WindowsInFlight(8)
+    counter.add_frame(sample(0, fresh=True))
+    settle(counter, 5, None)
+    for second in range(26, 44):
+        counter.add_frame(sample(second, gap=second == 26))
+    settle(counter, 6, 32)
+    settle(counter, 7, 40)
+    assert lost(counter, 50) == 1
+
+
 def test_frames_dropped_from_the_queue_are_not_in_flight() -> None:
     counter = WindowsInFlight(8)
     send(counter, 100, 140)

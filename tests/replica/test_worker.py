@@ -349,10 +349,10 @@ def test_a_process_that_stood_still_answers_nothing_before_it_knows_whose_its_ca
     # One step is under way, and more frames come: as after a stop of the whole process.
     time.sleep(0.6)
     held_engine.gate.set()
-    recorder.wait(lambda r: r.answers)
+    until(lambda: held_engine.batches)
     waiting = worker.offer(sample("a", 3))
     time.sleep(0.2)
-    assert [len(recorder.answers)] == [len(batch) for batch in held_engine.batches]
+    assert (recorder.answers, len(held_engine.batches)) == ([], 1)
     assert not waiting.done()
     worker.release_all().result(WAIT_S)
     with pytest.raises(UnknownCameraError):
@@ -363,8 +363,31 @@ def test_a_process_that_stood_still_answers_nothing_before_it_knows_whose_its_ca
     worker.open(spec("a")).result(WAIT_S)
     worker.confirm_ownership()
     feed(worker, "a", 4)
-    recorder.wait(lambda r: r.answers[-1].window == 1)
+    recorder.wait(lambda r: len(r.answers) >= 2)
+    # Whoever has the cameras now has counted the windows of that step as lost.
+    assert [(answer.stream, answer.window) for answer in recorder.answers] == [("a", 0), ("a", 1)]
     assert recorder.drops == recorder.losses == Counter()
+
+
+def test_a_process_that_stood_still_and_still_owns_its_cameras_answers_every_window_once(
+    start, recorder, held_engine
+) -> None:
+    worker = start(absent_s=0.5)
+    held_engine.gate.clear()
+    worker.open(spec("a")).result(WAIT_S)
+    worker.confirm_ownership()
+    for index in range(2):
+        worker.offer(sample("a", index))
+    assert held_engine.entered.wait(WAIT_S)
+    time.sleep(0.6)
+    held_engine.gate.set()
+    until(lambda: held_engine.batches)
+    worker.confirm_ownership()
+    recorder.wait(lambda r: r.answers)
+    feed(worker, "a", 2, first=2)
+    recorder.wait(lambda r: len(r.answers) >= 2)
+    assert recorder.windows("a") == [0, 1]
+    assert worker.counts("a") == WindowCounters(done=2, closed=2, end=4_000_000)
 
 
 def test_frames_the_engine_cannot_use_are_refused(start) -> None:

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from http2_deaf import DeafClient
 from ingest_parts import LIMIT, Decoder, Gateway, chain, pusher, serving
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
+from waiting import until_async
 
 from cluster.codec import PushSource, StreamHeader
 from cluster.decoder import ingest
@@ -357,6 +358,20 @@ async def test_a_quiet_agent_of_a_camera_that_moved_is_told_without_a_packet(mak
         code, details = await asyncio.wait_for(client.status(), 10.0)
         assert (code, details) == ("UNAVAILABLE", "the camera no longer runs here")
         assert decoder.pushing == []
+
+
+@HOPS
+async def test_a_connection_that_breaks_just_after_a_batch_leaves_the_camera_free(make, hops):
+    async with chain(hops) as (decoder, address):
+        decoder.consume()
+        for number in range(5):
+            async with pusher(address) as client:
+                await client.open(session="s1")
+                # The decoder waits for something to reply.
+                await asyncio.sleep(0.05)
+                await client.send(make.packet(number))
+                client.call.cancel()
+            await until_async(lambda: not decoder.pushing, "the end of the connection", 5.0)
 
 
 @HOPS
