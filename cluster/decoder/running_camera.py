@@ -300,6 +300,7 @@ class RunningCamera:
             raise CapacityError(f"camera {self.settings.name!r} is not asked anything now")
         unwanted = "shed" if self.rung.shed else "decoder_slow" if self._behind and not self.spec.patient else ""
         with self._lock:
+            self._in_flight.note_arrival(sample, time.monotonic())
             self._count_cut()
             # Count during shedding, not only at its end, which may be hours away.
             if dropped := self._unsent.count(sample, self.spec.stride_s):
@@ -321,7 +322,7 @@ class RunningCamera:
             cut = self._take_cut()
             if taken:
                 moved = self._moves and sample.random_access
-                self._count_lost(self._in_flight.add_frame(sample, moved=moved))
+                self._count_lost(self._in_flight.add_frame(sample, moved=moved, unsent=self._unsent.windows))
                 self._moves = self._moves and not moved
                 self._unsent.end()
             else:
