@@ -58,13 +58,14 @@ class RunningCamera:
         gate: DecodeGate | None = None,
         *,
         life: str = "",
+        unsent: int = 0,
     ) -> None:
         """``rings``: byte budget of this process's packet rings; ``spans``: trace exporter; ``gate``: the process's
-        decode gate; ``life``: see :class:`~cluster.types.StreamSpec`. Raises ``ConfigError``: invalid source address
-        or pruning policy."""
+        decode gate; ``life``: see :class:`~cluster.types.StreamSpec`; ``unsent``: windows that earlier decoders
+        counted as dropped. Raises ``ConfigError``: invalid source address or pruning policy."""
         self.settings = settings
         self.geometry = geometry
-        self.life = life
+        self.life, self._unsent_before = life, unsent
         self._run = uuid.uuid4().hex[:16]
         self.rung = FULL
         self.idle = not settings.asks_at(time.time())
@@ -305,8 +306,7 @@ class RunningCamera:
             # Count during shedding, not only at its end, which may be hours away.
             if dropped := self._unsent.count(sample, self.spec.stride_s):
                 metrics.drop_window(self._unsent.reason, dropped)
-            if self._unsent.windows:
-                sample = replace(sample, windows_dropped=self._unsent.windows)
+            sample = replace(sample, windows_dropped=self._unsent_before + self._unsent.windows)
             if sample.fresh and not self._begun:
                 # The replica may hold a window of another decoder's frames; it decides whether that continues.
                 sample = replace(sample, fresh=False, gap=True)

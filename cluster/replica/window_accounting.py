@@ -119,8 +119,6 @@ class WindowAccounting:
         return AccountedSpan(CameraMoment(*self._begin), end)
 
     def _counted(self, dropped: int) -> int:
-        """Windows that the decoder counted since its last report; a restarted decoder counts from 0."""
+        """Windows that decoders counted since the last frame. A restarted controller may forget some of a dead one."""
         before, self._dropped = self._dropped, dropped
-        if self._end is None:
-            return 0
-        return dropped - before if dropped >= before else dropped
+        return 0 if self._end is None else max(0, dropped - before)

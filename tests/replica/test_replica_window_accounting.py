@@ -92,8 +92,9 @@ def test_what_the_decoder_has_counted_is_not_counted_again() -> None:
     # 6 to 26 was shed: ten windows, of which the decoder has seen nine through.
     assert replica.run(26, 30, dropped=9) == 1
     assert replica.run(40, 44, dropped=14) == 0
-    # Another decoder counts from its own beginning.
-    assert replica.run(54, 58, dropped=2) == 3
+    # Another decoder goes on from there; for one that does not, nothing is known to be counted.
+    assert replica.run(54, 58, dropped=14 + 2) == 3
+    assert replica.run(68, 72, dropped=2) == 5
 
 
 def test_a_replica_that_meets_a_camera_counts_nothing_of_before() -> None:
