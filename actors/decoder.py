@@ -204,6 +204,7 @@ class Decoder(InnerProcess):
                     self._spans,
                     self._decode_gate,
                     life=assigned.life,
+                    unsent=assigned.unsent,
                 )
             except (ConfigError, RuntimeError) as error:
                 self._waiting[name] = CameraReport(name, "error", redact(str(error)), life=assigned.life)

@@ -109,13 +109,15 @@ class Route:
 @dataclass(frozen=True, slots=True)
 class CameraAssignment:
     """A camera that a decoder must run at ``rung``; it waits while ``geometry`` is None, before any replica was ready.
-    A different ``life`` means a different camera, even with the same settings."""
+    A different ``life`` means a different camera, even with the same settings. ``unsent``: windows that decoders have
+    counted as dropped, for one that starts the camera."""
 
     settings: CameraConfig
     geometry: PatchGeometry | None
     replica_address: str | None
     rung: Rung
     life: str = ""
+    unsent: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,8 @@ _OF_REPLICA = ("latency_s", "last_answers", "memory_bytes", "memory_frames", "me
 @dataclass(slots=True)
 class CameraRecord:
     """``manager``: who alone may change it; ``life``: see :class:`CameraStatus`; ``declared``: version of its settings;
-    ``counted``: time and rung of its replica's last report, if counts can continue from it."""
+    ``counted``: time and rung of its replica's last report, if counts can continue from it; ``unsent``: windows that
+    its decoders counted as dropped."""
 
     settings: CameraConfig
     manager: str = CLUSTER
@@ -179,11 +182,13 @@ class CameraRecord:
     stream: StreamReport | None = None
     counted: tuple[float, str] | None = None
     totals: Totals = field(default_factory=Totals)
+    unsent: Totals = field(default_factory=Totals)
     video: AccountedVideo = field(default_factory=AccountedVideo)
 
     def add_decoder(self, report: CameraReport, now_s: float) -> None:
         """Record a decoder's report, also from a former decoder of the camera, which counted until it was told."""
         self.totals.update(report.run, report.counts)
+        self.unsent.update(report.run, {"windows": report.counts.get("windows_dropped", 0)})
         if not self.settings.paused:
             self.video.add_decoder(report, now_s)
 

@@ -122,11 +122,14 @@ class Fleet:
         return self._moved(self._placement.remove(name), warm=True)
 
     def set_demand(self, name: str, demand: Demand) -> None:
-        """Replace a camera's demand and drop its measurements; the same demand again changes nothing."""
+        """Replace a camera's demand and drop its measurements; the same demand again changes nothing. A camera moved to
+        a more urgent class is back at full quality, for which others give way."""
         camera = self._known(name)
         if demand == camera.estimate.declared:
             return
         camera.estimate = DemandEstimate(demand)
+        if demand.priority.rank < camera.priority.rank:
+            camera.rung, camera.since_s = 0, self._now_s
         self._reload(name, camera, always=True)
 
     def set_connected(self, name: str) -> None:

@@ -58,13 +58,15 @@ class RunningCamera:
         gate: DecodeGate | None = None,
         *,
         life: str = "",
+        unsent: int = 0,
     ) -> None:
         """``rings``: byte budget of this process's packet rings; ``spans``: trace exporter; ``gate``: the process's
-        decode gate; ``life``: see :class:`~cluster.types.StreamSpec`. Raises ``ConfigError``: invalid source address
-        or pruning policy; ``RuntimeError``: no room for its thread."""
+        decode gate; ``life``: see :class:`~cluster.types.StreamSpec`; ``unsent``: windows that earlier decoders
+        counted as dropped. Raises ``ConfigError``: invalid source address or pruning policy; ``RuntimeError``: no room
+        for its thread."""
         self.settings = settings
         self.geometry = geometry
-        self.life = life
+        self.life, self._unsent_before = life, unsent
         self._run = uuid.uuid4().hex[:16]
         self.rung = FULL
         self.idle = not settings.asks_at(time.time())
@@ -303,12 +305,12 @@ class RunningCamera:
             raise CapacityError(f"camera {self.settings.name!r} is not asked anything now")
         unwanted = "shed" if self.rung.shed else "decoder_slow" if self._behind and not self.spec.patient else ""
         with self._lock:
+            self._in_flight.note_arrival(sample, time.monotonic())
             self._count_cut()
             # Count during shedding, not only at its end, which may be hours away.
             if dropped := self._unsent.count(sample, self.spec.stride_s):
                 metrics.drop_window(self._unsent.reason, dropped)
-            if self._unsent.windows:
-                sample = replace(sample, windows_dropped=self._unsent.windows)
+            sample = replace(sample, windows_dropped=self._unsent_before + self._unsent.windows)
             if sample.fresh and not self._begun:
                 # The replica may hold a window of another decoder's frames; it decides whether that continues.
                 sample = replace(sample, fresh=False, gap=True)
@@ -324,7 +326,7 @@ class RunningCamera:
             cut = self._take_cut()
             if taken:
                 moved = self._moves and sample.random_access
-                self._count_lost(self._in_flight.add_frame(sample, moved=moved))
+                self._count_lost(self._in_flight.add_frame(sample, moved=moved, unsent=self._unsent.windows))
                 self._moves = self._moves and not moved
                 self._unsent.end()
             else:

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from cluster.types import MICROSECONDS, FrameSample
-from cluster.types.reports import AccountedSpan, CameraMoment
+from cluster.types.reports import AccountedSpan, CameraMoment, gap_s
 
 _ROUNDING = 0.02
 """Tolerance, as a share of a stride, for cameras' rounded clocks."""
@@ -59,11 +59,33 @@ class WindowsInFlight:
     _moved: tuple[int, int] | None = None
     # Frames at which windows restarted, each with the state before it: (pts, closed, origin, end).
     _seams: deque[tuple[int, int, int, int]] = field(default_factory=lambda: deque(maxlen=_SEAMS))
+    # End of the newest frame, sent or not; seconds of video missing between frames since the last sent one, and windows
+    # counted as unsent up to that.
+    _newest: CameraMoment | None = None
+    _missing_s: float = 0.0
+    _unsent: int = 0
 
-    def add_frame(self, sample: FrameSample, *, moved: bool = False) -> int:
-        """Count a sent frame. ``moved``: it is the first one for the target of a hand-over. Returns 1 if the window
-        open at :meth:`count_lost` turns out to be lost: it ended without a further frame."""
-        lost = self._first_after_loss(sample)
+    def note_arrival(self, sample: FrameSample, now_s: float) -> None:
+        """Measure missing video before a frame, sent or not, that arrived at ``now_s`` (monotonic)."""
+        if self._newest is not None and sample.random_access:
+            self._missing_s += gap_s((sample.pts - self._newest.pts) / MICROSECONDS, now_s - self._newest.at_s)
+        self._newest = CameraMoment(sample.end, now_s)
+
+    def add_frame(self, sample: FrameSample, *, moved: bool = False, unsent: int = 0) -> int:
+        """Count a sent frame. ``moved``: it is the first one for the target of a hand-over; ``unsent``: total of
+        :class:`UnsentWindows`. Returns how many windows turn out to be lost: the one open at :meth:`count_lost`, if it
+        ended without a further frame, and those without video between the frames of two replicas."""
+        lost = 0
+        if (end := self.last_window_end) is not None and (moved or self._origin is None):
+            passed = (sample.pts + sample.duration // 8 - end) // round(self.stride_s * MICROSECONDS)
+            missing = math.floor(self._missing_s / self.stride_s + _ROUNDING)
+            lost = max(0, min(passed - (unsent - self._unsent), missing))
+            if self._origin is not None and passed >= 0 and self._begun() - self._strides() > _ROUNDING:
+                # The window open at the hand-over: its new replica does not know that it was not answered.
+                self._before, self._settled = self._before - 1, self._settled + 1
+                lost += 1
+        self._missing_s, self._unsent = 0.0, unsent
+        lost += self._first_after_loss(sample)
         if moved and self._origin is not None:
             self._moved = self._closed + self._begun(), sample.pts
         before = self._closed, self._origin, self._end

@@ -245,10 +245,8 @@ class StepRunner:
             )
         elif stream.broken:
             raise ValueError(stream.broken)
-        elif sample.gap:
-            stream.accounting.add_gap(sample)
         closed = self.engine.push(sample)
-        self.count_lost(stream, stream.accounting.add_frame(sample, offer.arrived_s, closed))
+        self.count_lost(stream, stream.accounting.add_frame(sample, offer.arrived_s, closed, spec.stride_s))
         self._enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
 
     def _flush(self, stream: OpenStream) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cluster.types import MICROSECONDS, FrameSample, WindowRequest
 from cluster.types.reports import CLOCK_JUMP_S, ROUNDING, AccountedSpan, CameraMoment, gap_s
@@ -14,8 +14,7 @@ class WindowAccounting:
 
     While frames arrive, windows follow each other. A gap is video that never arrived: lost packets, a dead decoder, an
     unreachable camera; the next frame is marked as following a gap. Windows continue behind it in phase, skipping
-    strides without video: numbers missing between two closed windows are lost, minus those that the decoder reports as
-    counted.
+    strides without video: these are lost, minus those that the decoder reports as counted.
 
     A fresh frame restarts the windows: the whole strides between the end of the last window and that frame are lost,
     including the one that it cuts short, even if that is the only one. The fraction of a stride left over is carried
@@ -39,8 +38,6 @@ class WindowAccounting:
     _begin: tuple[int, float] | None = None
     # Start of the first frame here, until the windows restart.
     _first: int | None = None
-    # Gaps not yet followed by a closed window: place of the frame after the gap, windows counted by the decoder.
-    _gaps: list[tuple[int, int]] = field(default_factory=list)
 
     def continues(self, sample: FrameSample, arrived_s: float, *, patient: bool = False) -> bool:
         """Whether the windows continue with this frame, which arrived at ``arrived_s`` (monotonic); they restart on a
@@ -53,10 +50,6 @@ class WindowAccounting:
         late = not patient and hole_s > arrived_s - self._at_s + CLOCK_JUMP_S
         return sample.pts > self._newest.pts and sample.grid == self._newest.grid and not late
 
-    def add_gap(self, sample: FrameSample) -> None:
-        """Continue with this frame after missing video."""
-        self._gaps.append((sample.pts + sample.duration // 8, self._counted(sample.windows_dropped)))
-
     def restart(self, sample: FrameSample, arrived_s: float, stride_s: float, *, patient: bool = False) -> int:
         """Restart the windows at a fresh frame, which arrived at ``arrived_s`` (monotonic); returns how many are lost.
         ``patient``: frames are held back, so that arrival times mean nothing."""
@@ -66,17 +59,16 @@ class WindowAccounting:
             missing += gap_s((sample.pts - self._end) / MICROSECONDS, waited_s) / stride_s
         lost = max(int(self.in_progress), math.floor(missing + ROUNDING))
         self._left = max(0.0, missing - lost)
-        lost = max(0, lost - self._counted(sample.windows_dropped) - sum(windows for _, windows in self._gaps))
+        lost = max(0, lost - self._counted(sample.windows_dropped))
         self._end, self._at_s, self.in_progress = sample.pts, arrived_s, False
         self._begin = self._begin or (sample.pts, arrived_s)
-        self._gaps.clear()
         # Numbers skipped until here are counted above, by time.
         self.closed, self._first, self._number = (self.closed[0], None), None, -1
         return lost
 
-    def add_frame(self, sample: FrameSample, arrived_s: float, closed: Sequence[WindowRequest]) -> int:
-        """Count a frame that ``closed`` these windows; returns how many before them were skipped for lack of video."""
-        lost = 0
+    def add_frame(self, sample: FrameSample, arrived_s: float, closed: Sequence[WindowRequest], stride_s: float) -> int:
+        """Count a frame that ``closed`` these windows; returns how many before it were skipped for lack of video."""
+        counted = self._counted(sample.windows_dropped) if sample.gap else 0
         if self._end is None:
             self._end, self._at_s = sample.pts, arrived_s
             self._begin = sample.pts, arrived_s
@@ -85,19 +77,24 @@ class WindowAccounting:
         if closed:
             # Updated first: the reporting thread may account for too little meanwhile, but never for too much.
             self.closed = self.closed[0] + len(closed), closed[-1].end
+        # The frame that closes a window usually lies behind its end and belongs to the next one.
+        place = sample.pts + sample.duration // 8
+        self.in_progress = not closed or place >= closed[-1].end
+        lost = 0
         for request in closed:
-            passed = request.window - self._number - 1 if self._number >= 0 else 0
-            before = [windows for place, windows in self._gaps if place < request.end]
-            del self._gaps[: len(before)]
-            lost += max(0, passed - sum(before))
+            lost += request.window - self._number - 1 if self._number >= 0 else 0
             # After a restored window that another replica began, the decoder counts up to the first frame here.
             if self._first is None or request.end > self._first:
                 self._number = request.window
             # Arrival time of a frame at the window's end.
             self._end, self._at_s = request.end, arrived_s + (request.end - sample.pts) / MICROSECONDS
-        # The frame that closes a window usually lies behind its end and belongs to the next one.
-        self.in_progress = not closed or sample.pts + sample.duration // 8 >= closed[-1].end
-        return lost
+        stride = round(stride_s * MICROSECONDS)
+        if self._number >= 0 and (skipped := (place - self._end) // stride) > 0:
+            self._number += skipped
+            lost += skipped
+            self._end += skipped * stride
+            self._at_s = arrived_s + (self._end - sample.pts) / MICROSECONDS
+        return max(0, lost - counted)
 
     def window_answered(self) -> None:
         """A window was answered: drop the carried remainder."""
@@ -110,7 +107,7 @@ class WindowAccounting:
         passed_s = now_s - self._at_s
         missing = self._left + passed_s / stride_s
         self._end, self._at_s = self._end + round(passed_s * MICROSECONDS), now_s
-        return max(int(self.in_progress), math.floor(missing + ROUNDING) - sum(windows for _, windows in self._gaps))
+        return max(int(self.in_progress), math.floor(missing + ROUNDING))
 
     def accounted(self, settled: int, stride_s: float) -> AccountedSpan | None:
         """Part of the video whose windows are all answered or counted; ``None`` before the first frame. ``settled``:
@@ -122,8 +119,6 @@ class WindowAccounting:
         return AccountedSpan(CameraMoment(*self._begin), end)
 
     def _counted(self, dropped: int) -> int:
-        """Windows that the decoder counted since its last report; a restarted decoder counts from 0."""
+        """Windows that decoders counted since the last frame. A restarted controller may forget some of a dead one."""
         before, self._dropped = self._dropped, dropped
-        if self._end is None:
-            return 0
-        return dropped - before if dropped >= before else dropped
+        return 0 if self._end is None else max(0, dropped - before)

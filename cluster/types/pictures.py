@@ -29,7 +29,7 @@ class FrameSample:
     * ``activity``: share of groups in which the codec saw change, before anchors and dilation, 0..1
     * ``fresh``, ``gap``: see :class:`PictureHeader`. A fresh frame restarts the stream's window; after a gap the window
       continues with a hole if the grid is the same and the clock plausible
-    * ``windows_dropped``: running total of windows that the decoder did not send, but counted as dropped
+    * ``windows_dropped``: running total of windows that decoders did not send, but counted as dropped
     * ``trace``: ``None`` unless this frame is traced
     """
 

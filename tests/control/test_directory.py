@@ -121,13 +121,21 @@ def test_silent_decoder_loses_its_cameras_to_the_others(directory: Directory) ->
 def test_counts_of_a_camera_that_moves_and_returns_are_summed() -> None:
     directory = Directory(heartbeat_timeout_s=10)
     directory.add(camera("cam"))
+    directory.join_replica(replica("r1"), 0.0)
+    unsent = []
     for time_s, (name, decoded) in enumerate([("decoder-0", 10), ("decoder-1", 5), ("decoder-0", 40)]):
         directory.join_decoder(decoder(name, start=time_s), float(time_s))
-        report = CameraReport("cam", "running", counts={"frames_decoded": decoded}, run=str(time_s))
+        [assignment] = directory.assignment(name).cameras
+        unsent.append(assignment.unsent)
+        # Its replica drops windows, too, which are not the decoder's to tell.
+        directory.heartbeat_replica("r1", [StreamReport("cam", counts={"windows_dropped": 1000}, run="r")], time_s)
+        counts = {"frames_decoded": decoded, "windows_dropped": 2 * decoded}
+        report = CameraReport("cam", "running", counts=counts, run=str(time_s))
         assert directory.heartbeat_decoder(name, f"{name}/{time_s}", [report], float(time_s))
         total = directory.status("cam").frames_decoded
         directory.leave_decoder(name)
     assert total == 55
+    assert unsent == [0, 20, 30], "where the next decoder goes on to count"
 
 
 def test_lost_replica_leaves_its_cameras_homeless_until_it_is_back(directory: Directory) -> None:

@@ -388,6 +388,26 @@ def test_a_new_demand_counts_at_once() -> None:
     assert made.utilisation("r0") == 0
 
 
+@pytest.mark.parametrize("raised", [Priority.NORMAL, Priority.CRITICAL])
+def test_a_shed_camera_that_becomes_more_urgent_is_answered_at_once_and_others_give_way(raised: Priority) -> None:
+    """At 16 windows a second for 10, in whose balance nothing would climb by itself."""
+    made = fleet()
+    kinds = {f"b{n}": Priority.BACKGROUND for n in range(8)} | {f"n{n}": Priority.NORMAL for n in range(8)}
+    for name, priority in kinds.items():
+        made.admit(demand(name, priority=priority), 0.0, force=True)
+    settled(made, 60.0)
+    shed = next(name for name in kinds if made.plan(name).rung == "shed")
+    made.set_demand(shed, demand(shed, priority=raised))
+    assert made.plan(shed).rung == "full"
+    made.replica_report("r0", busy_share=1.0, backlog_s=0.0, now_s=61.0)
+    assert {kinds[step.camera] for step in made.tick(61.0)} <= {Priority.BACKGROUND, Priority.NORMAL}
+    settled(made, 180.0)
+    assert made.plan(shed).rung != "shed"
+    lower = made.plan(shed).rung
+    made.set_demand(shed, demand(shed, priority=Priority.BACKGROUND))
+    assert made.plan(shed).rung == lower, "a less urgent one gives way when it is its turn"
+
+
 # -- a replica on simulated time ----------------------------------------------------------------
 def simulated(cameras: list[Demand], model: CostModel, ladder: Ladder, **changes) -> District:
     """One replica with these cameras. ``changes``: ``seconds``, ``budget_s``, ``spells``."""

@@ -303,6 +303,38 @@ def test_a_camera_that_is_handed_over_goes_on_with_its_windows() -> None:
     assert lost(counter, 32) == 1
 
 
+def outage(counter: WindowsInFlight, first_s: float, *, waited_s: float, moved: bool = False, unsent: int = 0) -> int:
+    """Windows lost when video that broke off at 20 s comes again at ``first_s``, after a wait."""
+    counter.note_arrival(sample(19), 0.0)
+    frame = sample(first_s, gap=True)
+    counter.note_arrival(frame, waited_s)
+    return counter.add_frame(frame, moved=moved, unsent=unsent)
+
+
+# At 20 s, the window to 24 is open; those to 32, 40 … 96 have no video.
+@pytest.mark.parametrize(
+    ("first_s", "waited_s", "unsent", "lost"),
+    [(100, 80, 0, 1 + 9), (100, 80, 4, 1 + 5), (23, 3, 0, 0), (25, 5, 0, 1), (86_400, 40, 0, 1 + 5)],
+    ids=["an outage", "partly counted as unsent", "soon", "next window", "a clock that jumped ahead"],
+)
+@pytest.mark.parametrize("moved", [False, True], ids=["replica died", "handed over"])
+def test_video_missing_between_two_replicas_is_counted_here(first_s, waited_s, unsent, lost, moved) -> None:
+    """The old replica never gets the frame behind it, and the new one has none before it."""
+    counter = WindowsInFlight(8)
+    send(counter, 0, 20)
+    settle(counter, 2, 16)
+    assert moved or counter.count_lost() == 0
+    assert outage(counter, first_s, waited_s=waited_s, moved=moved, unsent=unsent) == lost
+    assert counter.count() == 1, "of the windows lost, none is in flight"
+
+
+def test_video_missing_at_one_replica_is_counted_there() -> None:
+    counter = WindowsInFlight(8)
+    send(counter, 0, 20)
+    settle(counter, 2, 16)
+    assert outage(counter, 100, waited_s=80) == 0
+
+
 def test_one_that_could_not_be_loses_what_was_begun_before_its_first_frame() -> None:
     counter = WindowsInFlight(8)
     send(counter, 0, 20)

@@ -197,8 +197,12 @@ def test_a_decoder_that_dies_with_its_replica(bench, replica, away_s, both) -> N
         assert other.worker.stop(WAIT_S)
 
 
-@pytest.mark.parametrize(("before_s", "away_s"), [(7, 0), (8, 0), (8, 1), (9, 2), (7, 5), (8, 5)])
-def test_a_replica_that_dies(bench, replica, before_s, away_s) -> None:
+@pytest.mark.parametrize(
+    ("before_s", "away_s", "missing_s"),
+    [(7, 0, 0), (8, 0, 0), (8, 1, 0), (9, 2, 0), (7, 5, 0), (8, 5, 0), (7, 0, 9), (8, 3, 9)],
+)
+def test_a_replica_that_dies(bench, replica, before_s, away_s, missing_s) -> None:
+    """``missing_s``: its camera is away for as long."""
     bench.camera.route(bench.replica(replica))
     bench.push(before_s)
     settle(bench, replica)
@@ -207,6 +211,7 @@ def test_a_replica_that_dies(bench, replica, before_s, away_s) -> None:
     try:
         bench.camera.route(None)
         bench.push(away_s)
+        bench.skip(missing_s)
         bench.camera.route(bench.replica(other))
         bench.push(9)
         settle(bench, other)
