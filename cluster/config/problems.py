@@ -40,6 +40,8 @@ class Section(BaseModel):
     description."""
 
     model_config = ConfigDict(
+        # Most processes validate few of them: a twentieth of a second of every start.
+        defer_build=True,
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,

@@ -1,4 +1,4 @@
-"""A whole cluster, end to end: answers, errors, removals, and every process killed once."""
+"""A whole cluster, end to end: answers, errors, removals, Kubernetes, memory, and every process killed once."""
 
 import asyncio
 import os
@@ -14,16 +14,19 @@ import ray
 from cluster_parts import Answers, ray_processes, until
 from dashboards_bench import panels
 
-from actors.remote import ALERTING, CONTROLLER, GATEWAY, NAMESPACE
+from actors.remote import ALERTING, CONTROLLER, GATEWAY, NAMESPACE, RECONCILER
 from actors.runtime import Cluster
 from cluster.client import GatewayClient
 from cluster.codec import FileSource
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnknownCameraError
+from cluster.types import MICROSECONDS, MemoryStatus
+from cluster.wire.memory_wire import AskOutcome
 from cluster.wire.push import PushAgent
 
 STRIDE_S = 2.0
 SPEED = 4
 """Of every camera's clip."""
+FAST = {"loop": True, "realtime": True, "speed": SPEED}
 DASHBOARDS = Path(__file__).parents[2] / "deploy/helm/sightline/dashboards"
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -144,7 +147,7 @@ def test_file_as_fast_as_it_goes_loses_no_window_and_ends(client, answers: Answe
 
 
 def test_removed_camera_is_gone_and_may_come_back(client, answers: Answers, clip) -> None:
-    playing = {"source_options": {"loop": True, "realtime": True, "speed": SPEED}}
+    playing = {"source_options": FAST}
     client.camera_add("guest", str(clip), settings=playing)
     answers.wait_for_more("guest", count=2)
     client.camera_remove("guest")
@@ -259,7 +262,7 @@ def test_killed_decoder_comes_back_with_its_cameras_and_the_agent_resumes(
 
 
 def test_killed_controller_remembers_cameras_added_while_it_ran(client, answers: Answers, clip) -> None:
-    client.camera_add("late", str(clip), settings={"source_options": {"loop": True, "realtime": True, "speed": SPEED}})
+    client.camera_add("late", str(clip), settings={"source_options": FAST})
     answers.wait_for_more("late")
     before = {status.name: (status.decoder, status.replica) for status in client.cameras_list()}
     windows = {camera: answers.of(camera)[-1].window for camera in before}
@@ -287,6 +290,165 @@ def test_processes_that_are_gone_for_good_are_started_again(client, answers: Ans
     assert until("the gateway", lambda: client.cameras_list())
     until("alerting", lambda: client.outbox(0) is not None)
     answers.wait_for_more(PULLED[0], count=2)
+
+
+def followed(text: str) -> bool:
+    return 'sightline_camera_resources{process="reconciler",state="accepted"} 1.0' in text
+
+
+def test_cameras_of_a_configuration_and_of_kubernetes(cluster: Cluster, client, answers: Answers, kube, clip) -> None:
+    spec = {"source": str(clip), "sourceOptions": FAST}
+    kube.apply("lane", spec)
+
+    def managers():
+        return {status.name: status.manager for status in client.cameras_list()}
+
+    until("the resource's camera runs", lambda: kube.condition("lane", "Running") == ("True", "Running", ""))
+    assert managers() == dict.fromkeys(ALL, "configuration") | {"lane": "kubernetes"}
+    answers.wait_for_more("gate", "lane", count=2)
+    until("its answers are told", lambda: kube.status("lane").get("lastAnswer", "").startswith("person 0."))
+
+    # Changed while it runs: the windows are counted on, nothing is lost, and the new question is answered.
+    questions = [{"id": "person", "text": "Is there a person?"}, {"id": "car", "text": "Is there a car?"}]
+    kube.apply("lane", {**spec, "priority": "critical", "questions": questions})
+    until("the new question's answers", lambda: any(each.question == "car" for each in answers.of("lane")))
+    of_one = [each.window for each in answers.of("lane") if each.question == "person"]
+    assert of_one == sorted(set(of_one))
+    assert next(each.window for each in answers.of("lane") if each.question == "car") > 0
+    status = client.camera_get("lane")
+    assert (status.priority, status.windows_lost, status.gaps) == ("critical", 0, 0)
+
+    # Nobody else's business, from either side.
+    for call in (lambda: client.camera_remove("lane"), lambda: client.camera_update("gate")):
+        with pytest.raises(CameraExistsError, match="take it over"):
+            call()
+    with pytest.raises(ConfigError, match="must not be called 'kubernetes'"):
+        client.camera_remove("lane", manager="kubernetes")
+    kube.apply("gate", {})
+    until("the conflict is told", lambda: (kube.condition("gate", "Conflict") or ("",))[0] == "True")
+    lost = client.camera_get("gate").windows_lost
+    client.camera_update(
+        "gate", spec["source"], {"priority": "background", "source_options": spec["sourceOptions"]}, takeover=True
+    )
+    answers.wait_for_more("gate")
+    assert client.camera_get("gate").windows_lost == lost
+
+    # Both restart; a resource that went meanwhile takes its camera with it, and everybody else's stay theirs.
+    kill_actor(CONTROLLER)
+    kill_actor(RECONCILER)
+    kube.delete("lane")
+    until("the camera is removed", lambda: managers() == dict.fromkeys(ALL, "configuration") | {"gate": "cluster"})
+    assert client.camera_get("gate").priority == "background"
+    kube.apply("lane", spec)
+    until("it comes back", lambda: kube.condition("lane", "Running") == ("True", "Running", ""))
+    until("the reconciler is on the gateway's page again", lambda: followed(page(client)))
+
+    # The resources go, and with them their cameras alone.
+    kube.delete("lane")
+    kube.delete("gate")
+    until("the end", lambda: sorted(managers()) == sorted(ALL))
+
+
+def asked(client: GatewayClient, camera: str, **options) -> AskOutcome:
+    *pieces, told = client.ask(camera, "What happened?", max_new_tokens=6, **options)
+    assert "".join(pieces).strip() == told.result.text
+    return told
+
+
+def remembered(client: GatewayClient, camera: str, frames: int = 1) -> MemoryStatus:
+    """What a camera remembers, once it is as much."""
+
+    def enough() -> MemoryStatus | None:
+        try:
+            status = client.memory(camera)
+        except NotReadyError:
+            return None
+        return status if status.frames >= frames else None
+
+    return until(f"{frames} remembered frames of {camera}", enough)
+
+
+def kill_replica(cluster: Cluster) -> int:
+    """SIGKILL; returns the process that was killed."""
+    pid = cluster.readiness().replicas["replica-0"].pid
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def replica_back(cluster: Cluster, killed: int) -> None:
+    def back() -> bool:
+        replica = cluster.readiness().replicas.get("replica-0")
+        return replica is not None and replica.pid != killed
+
+    until("a new replica", back)
+
+
+def test_a_camera_is_asked_about_what_left_its_window(client: GatewayClient) -> None:
+    status = remembered(client, "gate", 16)
+    assert status.tier_bytes["host"] > 0
+    assert status.tier_bytes["node"] > 0
+    assert set(status.tier_states.values()) == {""}
+    told = asked(client, "gate", with_pictures=True)
+    result = told.result
+    assert result.moments
+    assert not result.degraded
+    assert result.tokens_read > 0
+    assert result.newest - result.oldest >= 16 * MICROSECONDS
+    assert len(told.pictures) == len(result.moments)
+    assert any(picture.startswith(b"\xff\xd8") for picture in told.pictures)
+    follow = asked(client, "gate", conversation=told.conversation)
+    assert follow.conversation == told.conversation
+    listed = {each.name: each for each in client.cameras_list()}
+    assert listed["gate"].memory_frames > 0
+    assert listed["gate"].memory_bytes > 0
+    assert listed["gate"].memory_state == ""
+
+
+def test_forgetting_leaves_only_what_came_after(client: GatewayClient) -> None:
+    before = remembered(client, "yard", 24)
+    assert client.forget("yard", before_s=8.0).frames > 0
+    after = client.memory("yard")
+    # Its newest are of a later moment where the machine is busy.
+    assert after.oldest >= before.newest - 8 * MICROSECONDS
+    assert after.oldest > before.oldest
+    assert client.forget("yard").frames > 0
+    assert remembered(client, "yard").oldest > before.newest
+
+
+def test_a_killed_replica_knows_the_time_before_from_its_node(cluster: Cluster, client: GatewayClient) -> None:
+    before = remembered(client, "gate", 24)
+    replica_back(cluster, kill_replica(cluster))
+    after = until(
+        "frames after the restart",
+        lambda: (status := remembered(client, "gate")).newest > before.newest + 8 * MICROSECONDS and status,
+    )
+    assert after.oldest == before.oldest
+    result = asked(client, "gate").result
+    assert result.oldest == before.oldest
+    assert not result.degraded
+    assert result.tokens_read > 0
+
+
+def test_a_removed_camera_is_forgotten(client: GatewayClient, clip) -> None:
+    before = remembered(client, "gate", 24)
+    client.camera_remove("gate", takeover=True)
+    with pytest.raises(UnknownCameraError):
+        asked(client, "gate")
+    client.camera_add("gate", str(clip), settings={"source_options": FAST})
+    assert remembered(client, "gate").frames < before.frames
+    assert remembered(client, "gate", 8).newest < before.newest, "its time began anew"
+
+
+def test_a_camera_that_is_removed_while_its_replica_is_down_is_forgotten_too(
+    cluster: Cluster, client: GatewayClient, clip
+) -> None:
+    before = remembered(client, "yard", 24)
+    killed = kill_replica(cluster)
+    client.camera_remove("yard", takeover=True)
+    replica_back(cluster, killed)
+    client.camera_add("yard", str(clip), settings={"source_options": FAST})
+    assert remembered(client, "yard").frames < before.frames
+    assert remembered(client, "yard", 8).newest < before.newest
 
 
 def test_stopping_leaves_no_process(cluster: Cluster) -> None:

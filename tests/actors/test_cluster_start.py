@@ -105,6 +105,12 @@ def test_ray_that_is_late_is_started_once_more(late: int, monkeypatch: pytest.Mo
     assert not [pid for pids in left for pid in pids if psutil.pid_exists(pid)]
     session.stop(10.0)
     assert ray_processes() == []
+    # Nor does a look that comes after the end start one, as of the thread that follows the processes, which is not
+    # waited for where Ray hangs.
+    with pytest.raises(RayError):
+        find_actor("gateway")
+    assert not ray.is_initialized()
+    assert ray_processes() == []
 
 
 @pytest.mark.cluster
@@ -122,19 +128,6 @@ def test_an_end_that_is_asked_for_while_ray_starts_leaves_nothing_of_it(monkeypa
     with pytest.raises(SystemExit):
         session.start()
     assert left
-    assert ray_processes() == []
-
-
-@pytest.mark.cluster
-@pytest.mark.timeout(400)
-def test_a_look_that_comes_after_the_end_starts_no_ray() -> None:
-    """As of the thread that follows the processes, which is not waited for where Ray hangs."""
-    session = RaySession(None)
-    session.start()
-    session.stop(10.0)
-    with pytest.raises(RayError):
-        find_actor("gateway")
-    assert not ray.is_initialized()
     assert ray_processes() == []
 
 

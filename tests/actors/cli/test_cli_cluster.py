@@ -26,6 +26,12 @@ cameras:
 """
 
 
+def without_model(config):
+    """For what begins and ends the same without one: it starts in two thirds of the time."""
+    simulated = "{name: demo}\nengine: simulated\nsimulated: {costs: demo-cpu}"
+    return config.replace("{name: tiny-qwen2_5_vl}", simulated) + "memory: {enabled: false}\ntiers: {node: false}\n"
+
+
 def read_json(path):
     try:
         return json.loads(path.read_text())
@@ -157,9 +163,8 @@ def test_a_termination_while_ray_forks_is_a_clean_end(cli):
 
 
 def test_terminating_serve_is_a_clean_end(cli, wait_for):
-    (cli.folder / "c.yaml").write_text(
-        CONFIG.replace("source: street.mp4, source_options: {loop: true, realtime: true}", f'source: "{NOBODY}"')
-    )
+    config = CONFIG.replace("source: street.mp4, source_options: {loop: true, realtime: true}", f'source: "{NOBODY}"')
+    (cli.folder / "c.yaml").write_text(config)
     process, log = cli.start("serve", "-c", "c.yaml", "--json", "addresses.json")
     # It has told of its cameras by then: the one that is added here is not among them.
     wait_for(lambda: "Stop with Ctrl-C" in log.read_text() or process.poll() is not None)
@@ -184,6 +189,7 @@ def test_terminating_serve_is_a_clean_end(cli, wait_for):
     assert cli.orphans() == []
 
     # The next one has the camera that was added to this one, and its incidents.
+    (cli.folder / "c.yaml").write_text(without_model(config))
     process, log = cli.start("serve", "-c", "c.yaml")
     wait_for(lambda: "Stop with Ctrl-C" in log.read_text() or process.poll() is not None)
     assert "ready    3 cameras, 2 without pictures" in log.read_text()
@@ -192,7 +198,7 @@ def test_terminating_serve_is_a_clean_end(cli, wait_for):
 
 
 def test_serve_ends_when_its_cluster_does(cli, wait_for):
-    (cli.folder / "c.yaml").write_text(CONFIG.split("cameras:")[0])
+    (cli.folder / "c.yaml").write_text(without_model(CONFIG.split("cameras:")[0]))
     process, log = cli.start("serve", "-c", "c.yaml", "--json", "addresses.json")
     wait_for(lambda: "Stop with Ctrl-C." in log.read_text() or process.poll() is not None)
     check_end_with_its_cluster(cli, process, log, "gcs_server")

@@ -54,7 +54,7 @@ def test_ctrl_c_leaves_whole_clips_and_no_process(cli, send):
     out = cli.folder / "scenes"
     # The first scenes of this seed are smaller than most.
     few = ("--split", "train", "--seed", "61", "--seconds", "24")
-    process, log = cli.start("scenes", "make", "--out", out, "--count", "50", *few, "--jobs", "2")
+    process, log = cli.start("scenes", "make", "--out", out, "--count", "8", *few, "--jobs", "2")
     deadline = time.monotonic() + 90
     while not list(out.glob("*.mp4")) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -70,7 +70,7 @@ def test_ctrl_c_leaves_whole_clips_and_no_process(cli, send):
 
 def test_a_kill_leaves_no_process(cli):
     out = cli.folder / "scenes"
-    process, _ = cli.start("scenes", "make", "--out", out, "--count", "50", "--split", "train", "--jobs", "2")
+    process, _ = cli.start("scenes", "make", "--out", out, "--count", "8", "--split", "train", "--jobs", "2")
     deadline = time.monotonic() + 90
     while not list(out.glob(".*.part")) and time.monotonic() < deadline:
         time.sleep(0.05)
