@@ -64,8 +64,7 @@ class RunningCamera:
         decode gate; ``life``: see :class:`~cluster.types.StreamSpec`; ``unsent``: windows that earlier decoders
         counted as dropped. Raises ``ConfigError``: invalid source address or pruning policy; ``RuntimeError``: no room
         for its thread."""
-        self.settings = settings
-        self.geometry = geometry
+        self.settings, self.geometry = settings, geometry
         self.life, self._unsent_before = life, unsent
         self._run = uuid.uuid4().hex[:16]
         self.rung = FULL
@@ -74,9 +73,7 @@ class RunningCamera:
         self.address: str | None = None
         self.refusal = ""
         self._behind = False
-        self._sender = sender
-        self._gate = gate
-        self._config = config
+        self._sender, self._gate, self._config = sender, gate, config
         self._lock = threading.Lock()
         self._in_flight = WindowsInFlight(self.spec.stride_s)
         self._unsent = UnsentWindows()

@@ -1,7 +1,7 @@
 """Camera state, picture health, specifications and counters."""
 
+import hashlib
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -104,8 +104,9 @@ IDLE_SPREAD = 1 / 3
 
 
 def name_share(name: str) -> float:
-    """A camera's share of a spread, in [0, 1): a hash of its name, equal in every process."""
-    return zlib.crc32(name.encode()) / 2**32
+    """A camera's share of a spread, in [0, 1): a hash of its name, equal in every process. Not a CRC, which is linear:
+    numbered names would share a few values."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest()) / 2**48
 
 
 @dataclass(frozen=True, slots=True)
