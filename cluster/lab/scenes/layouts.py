@@ -1,4 +1,4 @@
-"""Camera views: arbitrary ones and three kinds for training and validation, two other kinds for test."""
+"""Camera views: three kinds for validation, two others for test, and everything but the test views for training."""
 
 from dataclasses import dataclass, replace
 
@@ -88,16 +88,16 @@ _TRAIN_TEXTURES: _Pools = (
 _TEST_TEXTURES: _Pools = (("worn", "cobble"), ("tiles", "cobble"), ("panel", "hedge"))
 _ZONE_COLORS: tuple[Color, ...] = ((214, 180, 40), (200, 60, 48), (222, 130, 40))
 NO_ZONE = Zone(0, 0, 0, 0, _ZONE_COLORS[0], False)
-# Geometry of the test views, with a margin, which the other splits never draw.
+# Geometry of the test views, with a margin, which training never draws.
 HELD_OUT_ROAD = (0.735, 0.805)
 HELD_OUT_SLOPE = (-0.105, -0.07)
 _TRIES = 1000
 
 
 def make_layout(split: Split, rng: np.random.Generator) -> Layout:
-    """Draw a view: arbitrary proportions, streets, avenues and yards for training and validation; lots and boulevards
-    for test, with geometry and textures that do not occur in the other splits."""
-    if split != "test" and rng.random() < 0.75:
+    """Draw a view: streets, avenues and yards for validation; these and arbitrary proportions for training; lots and
+    boulevards for test, with geometry and textures that do not occur in the other splits."""
+    if split == "train" and rng.random() < 0.75:
         return _random_layout(rng)
     body = float(rng.uniform(0.32, 0.44))
     if split == "test":
