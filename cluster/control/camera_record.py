@@ -167,12 +167,14 @@ _OF_DECODER = ("state", "reason", "retry_in_s", "codec", "width", "height", "cue
 _OF_REPLICA = ("latency_s", "last_answers", "memory_bytes", "memory_frames", "memory_oldest_s", "memory_state")
 """Fields of a camera's status copied from its decoder's and its replica's reports."""
 
+_UNSENT = "windows_unsent"
+"""Total of the dropped windows that decoders counted, the rest being its replicas'."""
+
 
 @dataclass(slots=True)
 class CameraRecord:
     """``manager``: who alone may change it; ``life``: see :class:`CameraStatus`; ``declared``: version of its settings;
-    ``counted``: time and rung of its replica's last report, if counts can continue from it; ``unsent``: windows that
-    its decoders counted as dropped."""
+    ``counted``: time and rung of its replica's last report, if counts can continue from it."""
 
     settings: CameraConfig
     manager: str = CLUSTER
@@ -182,13 +184,17 @@ class CameraRecord:
     stream: StreamReport | None = None
     counted: tuple[float, str] | None = None
     totals: Totals = field(default_factory=Totals)
-    unsent: Totals = field(default_factory=Totals)
     video: AccountedVideo = field(default_factory=AccountedVideo)
+
+    @property
+    def unsent(self) -> int:
+        """Windows that its decoders counted as dropped."""
+        return self.totals.counts().get(_UNSENT, 0)
 
     def add_decoder(self, report: CameraReport, now_s: float) -> None:
         """Record a decoder's report, also from a former decoder of the camera, which counted until it was told."""
-        self.totals.update(report.run, report.counts)
-        self.unsent.update(report.run, {"windows": report.counts.get("windows_dropped", 0)})
+        unsent = report.counts.get("windows_dropped", 0)
+        self.totals.update(report.run, {**report.counts, _UNSENT: unsent})
         if not self.settings.paused:
             self.video.add_decoder(report, now_s)
 
@@ -239,6 +245,7 @@ class CameraRecord:
         found: dict[str, Any] = {key: getattr(report, key) for key in _OF_DECODER}
         found |= {key: getattr(stream, key) for key in _OF_REPLICA}
         found |= self.totals.counts() | scheduled
+        found.pop(_UNSENT, None)
         return CameraStatus(
             name=name,
             source=str(self.settings.source),

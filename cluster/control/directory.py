@@ -362,8 +362,9 @@ class Directory:
             camera, plan = self._cameras[name], self._fleet.plan(name)
             if not camera.settings.paused:
                 address, rung = addresses.get(plan.owner or ""), self._rungs[plan.rung]
-                unsent = camera.unsent.counts().get("windows", 0)
-                wanted[name] = CameraAssignment(camera.settings, self.geometry, address, rung, camera.life, unsent)
+                wanted[name] = CameraAssignment(
+                    camera.settings, self.geometry, address, rung, camera.life, camera.unsent
+                )
         told, known = self._assigned.get(decoder, (-1, {}))
         self._assigned[decoder] = self.version, wanted
         # Settings are long, and most changes, such as a ladder step, concern one camera of many.

@@ -309,12 +309,16 @@ def test_a_later_controller_counts_what_members_say_and_what_nobody_can_say_any_
     dead = StreamReport("cam-0", counts={"windows_done": 5}, life="one", run="dead")
     directory.heartbeat_replica("r1", [dead], 1.0)
     directory.heartbeat_replica("r1", [replace(dead, counts={"windows_done": 2}, run="alive")], 2.0)
+    unsent = CameraReport("cam-0", "running", counts={"windows_dropped": 4}, life="one", run="camera")
+    directory.heartbeat_decoder("decoder-0", "decoder-0/0", [unsent], 2.0)
     kept = json.loads(json.dumps(directory.export_counts()))
     later = Directory(heartbeat_timeout_s=10)
     later.restore_counts(kept)
+    later.join_decoder(decoder("decoder-0"), 0.0)
     later.join_replica(replica("r1"), 0.0)
     later.add(camera("cam-0"), life="one")
-    assert later.status("cam-0").windows_done == 7
+    assert counted(later) == (7, 4, 0)
+    assert [each.unsent for each in later.assignment("decoder-0").cameras] == [4]
     later.heartbeat_replica("r1", [replace(dead, counts={"windows_done": 3}, run="alive")], 1.0)
     assert later.status("cam-0").windows_done == 8
     another = Directory()
