@@ -10,7 +10,7 @@ from cluster.config import CameraConfig
 from cluster.control.accounted_video import AccountedVideo
 from cluster.control.admission import MemoryDemand
 from cluster.control.cameras.managed import CLUSTER
-from cluster.control.demand import DemandEstimate, Measured, stride_at
+from cluster.control.demand import Demand, DemandEstimate, Measured, stride_at
 from cluster.control.ladder import CameraOnLadder, Rung
 from cluster.errors import NotPlacedError
 from cluster.types import CameraStatus, PatchGeometry
@@ -32,23 +32,22 @@ Loads = tuple[float, ...]
 class FleetCamera(CameraOnLadder):
     """A camera of the fleet.
 
-    ``unit``: predicted loads at each rung at the declared rate, with every window computed and ``unit_kept`` tokens
-    kept; ``needed``: these times the measured factor. ``held``: memory on its replica at full quality.
+    ``unit``: predicted loads of ``unit_demand`` at each rung at the declared rate, with every window computed;
+    ``needed``: these times the measured factor. ``held``: memory on its replica at full quality.
 
     ``idle``: it has sent nothing yet. ``needed`` counts for admission and placement, but its ``loads`` are zero.
     """
 
     estimate: DemandEstimate
     unit: Loads
+    unit_demand: Demand
     held: MemoryDemand
     idle: bool
-    unit_kept: float = 0.0
     needed: Loads = ()
     owner: str | None = None
     why: str = "as asked for"
 
     def __post_init__(self) -> None:
-        self.unit_kept = self.estimate.kept
         self.use_estimate()
 
     def use_estimate(self) -> None:
@@ -221,6 +220,7 @@ class CameraRecord:
             tokens_full=grown.get("tokens_full", 0),
             tokens_kept=grown.get("tokens_kept", 0),
             dropped=grown.get("windows_dropped", 0),
+            resumed=grown.get("windows_resumed", 0),
         )
 
     def count_lost(self, report: StreamReport, rung: Rung, now_s: float) -> int:

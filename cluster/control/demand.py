@@ -16,8 +16,14 @@ STEP_WINDOWS = 8
 MEMORY_S = 60.0
 """Seconds over which counts are averaged."""
 
+STRETCHES_S = 600.0
+"""The same for the lengths of stretches without motion, of which a minute has few."""
+
 MOST = 16.0
 """Cap of measured / declared rate: one outlier must not empty a replica."""
+
+NOTICED = 0.15
+"""Relative change of a camera's load that triggers an update."""
 
 DILATION = 1.2
 """Kept tokens over changed groups: 1.10 to 1.28 in twelve test scenes and two real clips."""
@@ -30,6 +36,8 @@ class Demand:
     * ``frame_tokens``: visual tokens of one unpruned frame; a frame is ``temporal`` samples
     * ``kept``: fraction of these that a frame between anchors keeps
     * ``busy``: fraction of windows that the static gate passes
+    * ``resumed``, ``gated``: fraction of these that follow gated ones, and the mean number of gated ones before them;
+      ``None``: as if the gate passed each window independently
     * ``refresh_budget``: fraction of the overlap that is recomputed; ``None``: its anchors, once per opening frame
     * ``waiting_bytes``: of its memory's waiting frames on the replica's device; 0 without a memory
     * ``rate``: measured windows per second divided by ``1 / stride_s``
@@ -46,6 +54,8 @@ class Demand:
     query_tokens: int = 20
     kept: float = 0.2
     busy: float = 1.0
+    resumed: float | None = None
+    gated: float = 1.0
     anchor_interval_s: float = 16.0
     refresh_budget: float | None = None
     waiting_bytes: int = 0
@@ -55,7 +65,8 @@ class Demand:
 class Measured(NamedTuple):
     """Counts of one camera over ``period_s``.
 
-    ``windows``: answered, gated ones included; ``dropped``: not answered. Tokens are summed over computed windows.
+    ``windows``: answered, gated ones included; ``dropped``: not answered; ``resumed``: computed after a gated one.
+    Tokens are summed over computed windows.
     """
 
     period_s: float
@@ -64,6 +75,7 @@ class Measured(NamedTuple):
     tokens_full: int = 0
     tokens_kept: float = 0
     dropped: int = 0
+    resumed: int = 0
 
 
 NOTHING = Measured(0.0, 0)
@@ -80,11 +92,13 @@ def whole_share(demand: Demand, fps: float) -> float:
     return min(1.0, demand.temporal / (fps * demand.anchor_interval_s))
 
 
-def gated_before(demand: Demand, rung: Rung) -> float:
-    """Expected gated strides within a window since the last computed one: with independent windows the sum of
-    ``(1 - busy)^k``, k = 1, 2, ..., overlapped strides."""
-    still = 1.0 - min(1.0, demand.busy)
-    return sum(still**k for k in range(1, _overlapped(demand, rung) + 1))
+def gated_before(demand: Demand, rung: Rung) -> tuple[float, float]:
+    """Fraction of computed windows that follow a gated stride, and the expected number of gated strides within such a
+    window: each gated stride is the last one with the same probability (with independent windows ``busy``)."""
+    resumed, ends = demand.resumed, 1.0 / max(1.0, demand.gated)
+    if resumed is None:
+        resumed, ends = 1.0 - min(1.0, demand.busy), max(1e-9, demand.busy)
+    return resumed, (1 - (1 - ends) ** _overlapped(demand, rung)) / ends
 
 
 def work(demand: Demand, rung: Rung, *, gated: float | None = None, missed: float = 0.0) -> WindowWork:
@@ -94,18 +108,22 @@ def work(demand: Demand, rung: Rung, *, gated: float | None = None, missed: floa
     that it keeps, of a gated one its anchors, since a window that keeps any other patch is not gated.
 
     Args:
-        gated: gated strides since the last computed window; None: the expected number.
+        gated: gated strides since the last computed window; None: the expected work over :func:`gated_before`.
         missed: dropped strides since then.
     """
     if rung.shed:
         return WindowWork(0.0, 0.0, 0.0)
+    if gated is None:
+        share, gated = gated_before(demand, rung)
+        steady = work(demand, rung, gated=0.0, missed=missed)
+        return steady.mixed(work(demand, rung, gated=gated, missed=missed), share) if share else steady
     kept = window_tokens(demand, rung)
     stride_s = stride_at(demand, rung)
     fps = demand.fps * rung.fps
     whole = whole_share(demand, fps)
     most = _overlapped(demand, rung)
     missed = min(missed, most)
-    gated = min(gated_before(demand, rung) if gated is None else gated, most - missed)
+    gated = min(gated, most - missed)
     new = min(kept, kept * (1 + missed) * stride_s / demand.window_s)
     # Anchor tokens in the overlap, and those among them that were never computed.
     anchors = (kept - new) * min(1.0, whole / _share(demand, rung))
@@ -164,7 +182,18 @@ class DemandEstimate:
     Counts cover at least a stride and are averaged exponentially over :data:`MEMORY_S`; ``declared`` never changes.
     """
 
-    __slots__ = ("_counted", "_strides", "_waiting", "busy", "declared", "kept", "rate")
+    __slots__ = (
+        "_counted",
+        "_counted_s",
+        "_passed",
+        "_resumed",
+        "_strides",
+        "_waiting",
+        "busy",
+        "declared",
+        "kept",
+        "rate",
+    )
 
     def __init__(self, declared: Demand) -> None:
         self.declared = declared
@@ -172,10 +201,26 @@ class DemandEstimate:
         # Counts since the last update, with tokens scaled to full quality, and the strides that they cover.
         self._waiting, self._strides = NOTHING, 0.0
         self.rate, self.busy, self.kept = declared.rate, declared.busy, declared.kept
+        # Fractions of windows, over STRETCHES_S: passed by the gate, and passed after a gated one.
+        self._counted_s = self._passed = self._resumed = 0.0
 
     @property
     def demand(self) -> Demand:
-        return replace(self.declared, rate=self.rate, busy=self.busy, kept=self.kept)
+        resumed, gated = self.stretches
+        return replace(self.declared, rate=self.rate, busy=self.busy, kept=self.kept, resumed=resumed, gated=gated)
+
+    @property
+    def stretches(self) -> tuple[float | None, float]:
+        """``Demand.resumed`` and ``gated``."""
+        if not self._resumed:
+            return (0.0 if self._passed else self.declared.resumed), self.declared.gated
+        return self._resumed / self._passed, (1 - self._passed) / self._resumed
+
+    def differs(self, other: Demand) -> bool:
+        """Whether counts have changed a :func:`declared_load` noticeably since it was computed for ``other``."""
+        resumed, gated = self.stretches
+        pairs = (self.kept, other.kept), (resumed or 0.0, other.resumed or 0.0), (gated, other.gated)
+        return any(abs(now - before) > NOTICED * max(before, NOTICED) for now, before in pairs)
 
     @property
     def factor(self) -> float:
@@ -208,6 +253,10 @@ class DemandEstimate:
             return True
         self._counted = True
         computed = counts.windows - counts.gated
+        self._counted_s = min(self._counted_s + counts.period_s, max(STRETCHES_S, counts.period_s))
+        slow = counts.period_s / self._counted_s
+        self._passed += slow * (computed / counts.windows - self._passed)
+        self._resumed += slow * (min(counts.resumed, computed) / counts.windows - self._resumed)
         self.busy += pace * (computed / counts.windows - self.busy)
         if counts.tokens_full > 0:
             whole = whole_share(self.declared, self.declared.fps)

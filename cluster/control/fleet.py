@@ -11,15 +11,12 @@ from functools import reduce
 from cluster.control.admission import Admission, Commitments, MemoryDemand, PoolCapacity, expected_lag_s
 from cluster.control.camera_record import CameraMove, CameraPlan, FleetCamera, Loads
 from cluster.control.costs import CostModel
-from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding
+from cluster.control.demand import NOTICED, STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding
 from cluster.control.ladder import Ladder, LadderPolicy, Step
 from cluster.control.placement import Placement
 from cluster.control.replica_load import ReplicaLoad
 from cluster.errors import UnknownCameraError
 from cluster.types.cameras import Priority
-
-NOTICED = 0.15
-"""Relative change of a camera's load that triggers an update."""
 
 
 class Fleet:
@@ -78,6 +75,7 @@ class Fleet:
             since_s=self._now_s,
             estimate=DemandEstimate(demand),
             unit=self._unit(demand),
+            unit_demand=demand,
             held=holding(demand, self.ladder.rungs[0]),
             idle=idle,
         )
@@ -293,8 +291,9 @@ class Fleet:
     def _reload(self, name: str, camera: FleetCamera, *, always: bool = False) -> None:
         """Apply a changed demand, if the change is large enough."""
         estimate = camera.estimate
-        if always or abs(estimate.kept - camera.unit_kept) > NOTICED * max(camera.unit_kept, NOTICED):
-            camera.unit, camera.unit_kept = self._unit(estimate.demand), estimate.kept
+        if always or estimate.differs(camera.unit_demand):
+            camera.unit_demand = estimate.demand
+            camera.unit = self._unit(camera.unit_demand)
             before, camera.held = camera.held, holding(estimate.demand, self.ladder.rungs[0])
             self._committed.hold(before, -1.0)
             self._committed.hold(camera.held)

@@ -86,9 +86,9 @@ class OpenStream:
     """State of an open camera.
 
     ``ending``: its source ended; it is closed once nothing waits. ``broken``: why only a random access frame is
-    accepted. ``before``: counts when it was last closed here; ``computed``: see :class:`StreamReport`; ``leaving``:
-    future of its pending hand-over; ``incarnation``: changes whenever window numbering restarts; ``run``: id of the
-    counts.
+    accepted. ``before``: counts when it was last closed here; ``computed``: see :class:`StreamReport`; ``gated``:
+    whether its last window was; ``leaving``: future of its pending hand-over; ``incarnation``: changes whenever window
+    numbering restarts; ``run``: id of the counts.
     """
 
     spec: StreamSpec
@@ -100,7 +100,8 @@ class OpenStream:
     latency_s: float = 0.0
     last_answers: dict[str, LastAnswer] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    computed: Counter[str] = field(default_factory=lambda: Counter(tokens_full=0, tokens_kept=0))
+    computed: Counter[str] = field(default_factory=lambda: Counter(tokens_full=0, tokens_kept=0, windows_resumed=0))
+    gated: bool = False
     leaving: Future[HandOverResult] | None = None
     incarnation: str = field(default_factory=_new_id)
     run: str = field(default_factory=_new_id)
@@ -136,6 +137,8 @@ class OpenStream:
         first = answers[0]
         self.accounting.window_answered()
         self.counts["windows_gated" if first.gated else "windows_done"] += 1
+        self.computed["windows_resumed"] += self.gated and not first.gated
+        self.gated = first.gated
         self.counts["tokens_full"] += first.tokens.full
         self.counts["tokens_kept"] += first.tokens.kept
         self.counts["tokens_computed"] += first.tokens.computed

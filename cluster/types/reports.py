@@ -103,7 +103,7 @@ class CameraReport(Packed):
 class StreamReport(Packed):
     """One camera as its replica sees it; ``latency_s``: of its last window. ``counts`` start with ``run``, which
     continues when the camera returns to the same process; ``computed``: ``tokens_full`` and ``tokens_kept`` of windows
-    that were not gated, over the same time.
+    that were not gated, and how many of these followed a gated one (``windows_resumed``), over the same time.
 
     ``accounted``: since the camera was opened; ``accounted_before``: of the previous time it was open here; ``now_s``:
     monotonic time of the report; ``memory_*``: see :class:`~cluster.types.CameraStatus`.

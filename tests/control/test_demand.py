@@ -54,6 +54,10 @@ def test_frames_of_strides_before_are_computed_with_the_next_window() -> None:
     assert work(camera, FULL, gated=9, missed=3).encoded == pytest.approx(4 * 130 + 100)
     # Half of the windows are gated: 1/2 + 1/4 + 1/8 + 1/16 of an anchor is expected.
     assert work(replace(camera, busy=0.5), FULL).encoded == pytest.approx(130 + 100 * 15 / 16)
+    # In stretches of four on average, one computed window in four follows gated ones: 1 + 3/4 + 9/16 + 27/64 overlap.
+    stretches = replace(camera, busy=0.5, resumed=0.25, gated=4.0)
+    assert work(stretches, FULL).encoded == pytest.approx(130 + 100 / 4 * (1 + 3 / 4 + 9 / 16 + 27 / 64))
+    assert work(replace(camera, busy=1.0, resumed=0.0), FULL) == work(camera, FULL)
     # A stride of twice that has two anchors, and one such stride overlaps whole.
     assert work(replace(camera, busy=0.5), Rung("r", stride=2.0)).encoded == pytest.approx(260 + 200 / 2)
 
@@ -100,10 +104,13 @@ def test_counts_replace_what_was_declared() -> None:
     estimate = DemandEstimate(demand(busy=1.0, kept=0.9, anchor_interval_s=4.0))
     for window in range(2400):
         gated = window % 4 != 0
-        estimate.observe_counts(Measured(1.0, 1, int(gated), 0 if gated else 100, 0 if gated else 40), FULL)
+        resumed = int(not gated)
+        counts = Measured(1.0, 1, int(gated), 100 * resumed, 40 * resumed, resumed=resumed)
+        estimate.observe_counts(counts, FULL)
     found = estimate.demand
     assert found.rate == pytest.approx(1.0)
     assert found.busy == pytest.approx(0.25, abs=0.03)
+    assert (found.resumed, found.gated) == (pytest.approx(1.0, abs=0.01), pytest.approx(3.0, abs=0.05))
     # A quarter of the frames are anchors: 0.25 + 0.75 * kept = 0.4.
     assert found.kept == pytest.approx(0.2, abs=0.01)
 

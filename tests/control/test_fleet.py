@@ -12,7 +12,7 @@ from scheduling_parts import LADDER, costs, demand, fleet
 from cluster.control.admission import expected_lag_s
 from cluster.control.costs import CostModel
 from cluster.control.demand import Demand, Measured, load
-from cluster.control.fleet import Fleet
+from cluster.control.fleet import NOTICED, Fleet
 from cluster.control.ladder import CameraOnLadder, Ladder, LadderPolicy
 from cluster.errors import UnknownCameraError
 from cluster.lab.city.district import District
@@ -326,6 +326,24 @@ def test_quiet_cameras_make_room_soon() -> None:
             break
     assert second <= 20
     assert all("capacity is free again" in step.reason for step in steps)
+
+
+def test_windows_after_gated_strides_count_with_what_these_left() -> None:
+    """Five strides of ten pass the gate, in one stretch or one by one: a window that follows gated ones also encodes
+    their anchors."""
+    model = costs(window_s=0.01, encoded_s=0.001)
+    loads = []
+    for resumed in (1, 5):
+        made = Fleet(model, LADDER)
+        made.join("r0")
+        made.admit(demand("gate", anchor_interval_s=1.0, fps=2.0, kept=0.0), 0.0)
+        for _ in range(100):
+            made.observe_counts("gate", Measured(10.0, 10, gated=5, resumed=resumed))
+        loads.append(made.utilisation("r0"))
+    # An anchor of 256 tokens per stride. One in five computed windows follows a stretch of five on average, of which at
+    # most four strides overlap it.
+    stretch = 0.5 * (0.01 + 0.256 * (1 + 0.2 * (1 + 0.8 + 0.64 + 0.512)))
+    assert loads == [pytest.approx(stretch, rel=NOTICED), pytest.approx(0.5 * (0.01 + 0.256 * 2), rel=NOTICED)]
 
 
 def test_a_camera_that_sends_ten_times_its_rate_is_counted_so_and_steps_down() -> None:

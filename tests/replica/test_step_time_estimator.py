@@ -46,7 +46,14 @@ def test_tokens_of_gated_windows_are_in_the_total_alone() -> None:
     found = again.report()
     tokens = answer("a").tokens
     assert (found.counts["tokens_full"], found.counts["tokens_kept"]) == (3 * tokens.full, 3 * tokens.kept)
-    assert found.computed == {"tokens_full": 2 * tokens.full, "tokens_kept": 2 * tokens.kept}
+    assert found.computed == {
+        "tokens_full": 2 * tokens.full,
+        "tokens_kept": 2 * tokens.kept,
+        "windows_resumed": 0,
+    }
+    for gated in (False, True, True, False, False, True, False):
+        again.answered([answer("a", gated=gated)])
+    assert again.report().computed["windows_resumed"] == 2
 
 
 def test_gated_windows_cost_nothing_and_teach_nothing_of_speed() -> None:

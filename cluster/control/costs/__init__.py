@@ -75,6 +75,14 @@ class WindowWork:
         attended = new * (rest + new / 2) + refreshed * rest / 2 + query * kept
         return cls(encoded, refreshed + new + query, attended)
 
+    def mixed(self, other: WindowWork, share: float) -> WindowWork:
+        """Expected work of a window that is like ``other`` with probability ``share``, else like this one."""
+        return WindowWork(
+            self.encoded + share * (other.encoded - self.encoded),
+            self.computed + share * (other.computed - self.computed),
+            self.attended + share * (other.attended - self.attended),
+        )
+
     @classmethod
     def from_counts(cls, tokens: TokenCount) -> WindowWork:
         """Work of an answered window, from its token counts."""

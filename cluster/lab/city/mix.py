@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,24 +162,34 @@ class CameraClass(Section):
         shared |= {"activity": activity, "static_gate": demand.busy < 1, "max_idle_s": FOREVER_S}
         return cls(name=demand.camera, share=share, **shared)
 
-    def computed_share(self, hour: float) -> float:
-        """Share of windows that the gate lets through: those with motion, and otherwise one per ``idle_s``."""
+    def computed_shares(self, hour: float) -> tuple[float, float]:
+        """Share of windows that the gate lets through, those with motion and in between one per ``idle_s``, and share
+        of windows that it lets through after gated ones."""
         if not self.static_gate:
-            return 1.0
+            return 1.0, 0.0
         busy = self.activity.share(hour)
+        # Probability that motion follows a window without.
+        wakes = max(1e-9, busy * (1 - math.exp(-self.stride_s / max((1 - busy) * self.activity.dwell_s, 1e-12))))
         # How long an answer may stand varies by camera (StreamSpec.idle_s): average over its range.
         spread = IDLE_SPREAD * (np.arange(100) + 0.5) / 100
-        return float(busy + (1 - busy) * (1 / (self.max_idle_s * (1 - spread) // self.stride_s + 1)).mean())
+        gated = self.max_idle_s * (1 - spread) // self.stride_s
+        # Of the windows without motion, every (gated + 1)th of a stretch.
+        idle = wakes * (1 - wakes) ** gated / (1 - (1 - wakes) ** (gated + 1))
+        resumed = wakes * (1 - idle) + idle * (gated > 0)
+        return float(busy + (1 - busy) * idle.mean()), float((1 - busy) * resumed.mean())
 
     def demand(self, camera: str, geometry: GeometrySection, hour: float) -> Demand:
         """The demand that a controller sees for one camera of the class."""
         values = {name: getattr(self, name) for name in Demand.__dataclass_fields__ if name in CameraClass.model_fields}
+        busy, resumed = self.computed_shares(hour)
         values |= {
             "camera": camera,
             "frame_tokens": self.frame_tokens or geometry.tokens(self.width, self.height),
             "temporal": geometry.temporal,
             "kept": self.activity.kept,
-            "busy": self.computed_share(hour),
+            "busy": busy,
+            "resumed": resumed / busy if busy else 0.0,
+            "gated": (1 - busy) / resumed if resumed else 1.0,
         }
         return Demand(**values)
 

@@ -5,7 +5,17 @@ import pytest
 
 from cluster.engine.window import windows
 from cluster.lab.city.cameras import FIRST_WINDOWS, Cameras
-from cluster.lab.city.mix import ActivitySection, Burst, BurstEffect, BurstPeriod, CameraClass, Mix, spells, wakes
+from cluster.lab.city.mix import (
+    ActivitySection,
+    Burst,
+    BurstEffect,
+    BurstPeriod,
+    CameraClass,
+    GeometrySection,
+    Mix,
+    spells,
+    wakes,
+)
 
 
 def camera_class(**changes):
@@ -104,6 +114,18 @@ def test_the_busy_share_is_stationary_and_stretches_are_as_long_as_said(share):
     fell = (~busy[1:] & busy[:-1] & same).sum() / (busy[:-1] & same).sum()
     # Exact for the chain sampled every stride: P(quiet | busy) = (1 - b) (1 - exp(-s / ((1 - b) d))).
     assert fell == pytest.approx((1 - share) * (1 - np.exp(-8.0 / ((1 - share) * 40.0))), rel=0.05)
+
+
+@pytest.mark.parametrize("changes", [{"busy": 0.5, "dwell_s": 45.0}, {"busy": 0.08, "dwell_s": 30.0, "stride_s": 16.0}])
+def test_a_class_demands_what_its_cameras_show(changes):
+    due = cameras(400, **changes).due(6000.0, ())
+    wanted = camera_class(**changes).demand("c", GeometrySection(), 0.0)
+    order = np.lexsort((due.end_s, due.camera))
+    gated, same = due.gated[order], np.diff(due.camera[order]) == 0
+    assert (~gated).mean() == pytest.approx(wanted.busy, rel=0.03)
+    resumed = (gated[:-1] & ~gated[1:] & same).sum()
+    assert resumed / (~gated).sum() == pytest.approx(wanted.resumed, rel=0.03)
+    assert gated.sum() / resumed == pytest.approx(wanted.gated, rel=0.03)
 
 
 def test_a_wake_makes_its_cameras_busy_while_it_lasts():

@@ -1,5 +1,7 @@
 """A city's cameras as data: shares, days, geometry, and what is refused."""
 
+import math
+
 import pytest
 
 from cluster.errors import ConfigError
@@ -37,9 +39,18 @@ def test_a_class_becomes_a_demand():
     assert (demand.camera, demand.priority, demand.stride_s) == ("yard-1", Priority.BACKGROUND, 16.0)
     # 1920x1080 within 448x448 pixels: 597x336, hence 21 by 12 tokens of 28 pixels.
     assert demand.frame_tokens == 21 * 12
-    # Of the quiet windows, one in four is computed where answers stand 48 s and more (64 s are the first time beyond
-    # with 16 s strides), and one in three where they stand less, which is so for 8 s of the 20 by which cameras differ.
-    assert demand.busy == pytest.approx(0.1 + 0.9 * (0.6 / 4 + 0.4 / 3))
+    # Of the quiet windows of a stretch, every fourth is computed where answers stand 48 s and more (64 s are the first
+    # time beyond with 16 s strides), and every third where they stand less, which is so for 8 s of the 20 by which
+    # cameras differ. A stretch ends after each window with the chain's probability.
+    ends = 0.1 * (1 - math.exp(-16 / (0.9 * 60)))
+    lengths = {n: ends * (1 - ends) ** (n - 1) for n in range(1, 3000)}
+    idle = sum(share * (0.6 * (n // 4) + 0.4 * (n // 3)) for n, share in lengths.items()) * ends
+    assert demand.busy == pytest.approx(0.1 + 0.9 * idle)
+    # After a gated one come those in between, and the first of a busy stretch unless one of those came just before.
+    just = sum(share * (0.6 * (n % 4 == 0) + 0.4 * (n % 3 == 0)) for n, share in lengths.items())
+    resumed = 0.9 * (idle + ends * (1 - just))
+    assert demand.resumed == pytest.approx(resumed / demand.busy, rel=1e-3)
+    assert demand.gated == pytest.approx((1 - demand.busy) / resumed, rel=1e-3)
 
 
 def test_frame_tokens_may_be_given():
