@@ -35,34 +35,36 @@ class Qwen3VL(Qwen2VL):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
-        # Interpolated position embeddings of whole grids, by (rows, cols).
-        self._tables: dict[tuple[int, int], Tensor] = {}
+        # Position embeddings of whole grids, and the number of each grid's first merge group there.
+        self._table = self._visual.pos_embed.weight[:0].float()
+        self._first_groups: dict[PatchGrid, int] = {}
         if len({len(self._time_ids(time)) for time in (0.0, 234.5, 8999.9)}) > 1:
             raise ModelError("the tokenizer must spell numbers digit by digit; use the one the checkpoint came with")
 
     # -- vision -----------------------------------------------------------------------------------
     def _embed_frames(self, frames: Sequence[PatchBatch]) -> Tensor:
         """Patch embeddings plus the position embeddings of the patches in their frame's grid."""
+        at = [self._first_group(each.grid) + each.cells @ torch.tensor([each.grid.group_cols, 1]) for each in frames]
+        unit = self.geometry.merge**2
+        places = to_device((torch.cat(at)[:, None] * unit + torch.arange(unit)).flatten(), self.device)
         hidden = super()._embed_frames(frames)
-        return hidden + torch.cat([self._place_embeddings(frame) for frame in frames]).to(hidden.dtype)
+        return hidden + self._table[places].to(hidden.dtype)
 
-    def _place_embeddings(self, frame: PatchBatch) -> Tensor:
-        """Position embeddings ``[n, D]`` of a frame's patches, interpolated from the checkpoint's square grid."""
-        grid, visual = frame.grid, self._visual
-        size = (grid.rows, grid.cols)
-        if size not in self._tables:
-            whole = torch.tensor([[1, *size]], device=self.device)
-            taps, weights = get_vision_interpolation_indices_and_weights(
-                whole,
+    def _first_group(self, grid: PatchGrid) -> int:
+        """Number of a grid's first merge group in the table, interpolated from the checkpoint's square grid."""
+        visual = self._visual
+        if grid not in self._first_groups:
+            interpolation = get_vision_interpolation_indices_and_weights(
+                torch.tensor([[1, grid.rows, grid.cols]]),
                 visual.num_grid_per_side,
                 mode=visual.interpolation_mode,
                 align_corners=visual.interpolation_align_corners,
                 spatial_merge_size=grid.merge,
             )
-            self._tables[size] = (visual.pos_embed(taps) * weights[:, :, None]).sum(1)
-        group = frame.cells[:, 0] * grid.group_cols + frame.cells[:, 1]
-        unit = grid.merge**2
-        return self._tables[size][to_device((group[:, None] * unit + torch.arange(unit)).flatten(), self.device)]
+            taps, weights = (to_device(each, self.device) for each in interpolation)
+            self._first_groups[grid] = len(self._table) // grid.merge**2
+            self._table = torch.cat((self._table, (visual.pos_embed(taps) * weights[:, :, None]).sum(1)))
+        return self._first_groups[grid]
 
     @property
     def deepstack(self) -> int:
