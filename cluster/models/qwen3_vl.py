@@ -80,7 +80,7 @@ class Qwen3VL(Qwen2VL):
 
     # -- text -------------------------------------------------------------------------------------
     def _frame_text(self, frame: PatchBatch) -> tuple[list[int], list[int]]:
-        return self._time_ids(frame.time_s), self._ids("<|vision_end|>")
+        return self._time_ids(frame.time_s), self._texts[1]
 
     def _time_ids(self, time_s: float) -> list[int]:
         """Token ids of the text before a frame at this time of its stream, whatever the window."""
@@ -88,8 +88,8 @@ class Qwen3VL(Qwen2VL):
         return self._ids(f"<{CLOCK_BEGIN + tenths / 10:.1f} seconds><|vision_start|>")
 
     @cached_property
-    def _text_lengths(self) -> tuple[int, int]:
-        return len(self._time_ids(0.0)), len(self._ids("<|vision_end|>"))
+    def _texts(self) -> tuple[list[int], list[int]]:
+        return self._time_ids(0.0), self._ids("<|vision_end|>")
 
     # -- positions --------------------------------------------------------------------------------
     def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:
@@ -107,7 +107,7 @@ class Qwen3VL(Qwen2VL):
         Source: Qwen3-VL report, section 2; ``get_rope_index`` of transformers.
         """
         del time_s
-        before, _ = self._text_lengths
+        before = len(self._texts[0])
         row, col = cells.to(torch.int64).unbind(1)
         start = first + slot.to(torch.int64) * self._frame_length(grid)
         side = max(grid.group_rows, grid.group_cols)
@@ -116,7 +116,7 @@ class Qwen3VL(Qwen2VL):
         return torch.where(row < 0, text.expand(3, -1), picture)
 
     def _frame_length(self, grid: PatchGrid) -> int:
-        return sum(self._text_lengths) + max(grid.group_rows, grid.group_cols)
+        return sum(map(len, self._texts)) + max(grid.group_rows, grid.group_cols)
 
     @cached_property
     def rotary_axes(self) -> Tensor:
@@ -136,5 +136,5 @@ class Qwen3VL(Qwen2VL):
         video = int(self.model.config.video_token_id)
         ids = self.system_ids()
         for frame, time_s in zip(frames, times_s, strict=True):
-            ids += [*self._time_ids(time_s), *[video] * frame.grid.tokens, *self._ids("<|vision_end|>")]
+            ids += [*self._time_ids(time_s), *[video] * frame.grid.tokens, *self._texts[1]]
         return self._video_logits([*ids, *self.question_ids(question)], frames)
