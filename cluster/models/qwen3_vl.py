@@ -36,7 +36,7 @@ class Qwen3VL(Qwen2VL):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         # Position embeddings of whole grids, and the number of each grid's first merge group there.
-        self._table = self._visual.pos_embed.weight[:0].float()
+        self._table: Tensor = self._visual.pos_embed.weight[:0].float()
         self._first_groups: dict[PatchGrid, int] = {}
         if len({len(self._time_ids(time)) for time in (0.0, 234.5, 8999.9)}) > 1:
             raise ModelError("the tokenizer must spell numbers digit by digit; use the one the checkpoint came with")
