@@ -329,16 +329,9 @@ class Engine(ABC):
         kept = sum(frame.size + self._frame_text(frame.grid) for frame in frames if frame.size)
         tokens = TokenCount(full=self._full(frames), kept=kept, reused=kept, refreshed=0, new=0, query=0, encoded=0)
         timing = _timing(request, started)
+        window, start, end = request.window, request.start, request.end
         return [
-            replace(
-                answer,
-                window=request.window,
-                start=request.start,
-                end=request.end,
-                gated=True,
-                tokens=tokens,
-                timing=timing,
-            )
+            replace(answer, window=window, start=start, end=end, gated=True, tokens=tokens, timing=timing)
             for answer in last.answers
         ]
 

@@ -20,7 +20,7 @@ from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
-from cluster.memory.writer import THREADS, LastWrite, MemoryWriter, PendingSave, SnapshotOf, Window
+from cluster.memory.writer import MAX_SNAPSHOTS, THREADS, LastWrite, MemoryWriter, PendingSave, SnapshotOf, Window
 from cluster.registry import retrievers
 from cluster.types import MICROSECONDS, DeletedMemory, MemorySpec
 
@@ -52,7 +52,7 @@ class MemoryBank:
         self.shape: MemoryShape | None = None
         self.writer = MemoryWriter(self._write)
         self._default = default
-        self._due: set[str] = set()
+        self._due: dict[str, None] = {}
         self._pending_saves: dict[str, PendingSave] = {}
         self._last_writes: dict[str, LastWrite] = {}
         # Released memories reopened only to delete frames beyond their retention.
@@ -154,7 +154,7 @@ class MemoryBank:
             log.exception("cannot store a frame of camera %r in its memory", chunk.stream)
             memory.counts.drop_frames()
         if memory.settle_due:
-            self._due.add(chunk.stream)
+            self._due[chunk.stream] = None
 
     def memory_time(self, stream: str, pts: int) -> int:
         """See :meth:`StreamMemory.memory_time`; callable from any thread."""
@@ -174,18 +174,20 @@ class MemoryBank:
             memory.observe_queries(queries)
 
     def schedule_saves(self) -> None:
-        """Schedule settling and saving of streams with enough waiting frames. Called between two steps, when windows
-        are consistent."""
+        """Schedule settling and saving of streams with enough waiting frames, or leave them to the next call while too
+        many are queued. Called between two steps, when windows are consistent."""
         if not self.tiers.lowest.state().up:
             # Nothing could be written, and each snapshot copies a window.
             return
         for stream in list(self._due):
+            if sum(pending.upto >= 0 for pending in list(self._pending_saves.values())) >= MAX_SNAPSHOTS:
+                return
             memory = self._memories.get(stream)
             # A stream whose last write is pending is scheduled later.
             if memory is not None and memory.recent and not self.writer.is_waiting(stream):
                 self._schedule_save(memory)
             if memory is None or not self.writer.is_waiting(stream) or stream in self._pending_saves:
-                self._due.discard(stream)
+                self._due.pop(stream, None)
 
     def _schedule_save(self, memory: StreamMemory) -> Future[None]:
         """Schedule settling and saving, with a snapshot of the window taken now; the future is done with the job."""
@@ -203,7 +205,7 @@ class MemoryBank:
             if stream in self._reopened or self.writer.is_waiting(stream):
                 continue
             if memory.settle_due:
-                self._due.add(stream)
+                self._due[stream] = None
             else:
                 self._pending_saves[stream] = PendingSave(-1, None, memory.hidden)
                 self.writer.schedule(stream)
@@ -263,9 +265,7 @@ class MemoryBank:
     def save_stream(self, stream: str) -> None:
         """Write the memory and a window snapshot consistent with it; blocks until written."""
         if (memory := self._memories.get(stream)) is not None:
-            window = self._snapshot(memory) or bytes
-            if memory.settle():
-                memory.save(window())
+            self._schedule_save(memory).result()
 
     def wait_written(self, timeout_s: float = 60.0) -> bool:
         return self.writer.wait_idle(timeout_s)
@@ -342,6 +342,8 @@ class MemoryBank:
         window = self._snapshot(memory) if self.tiers.shared else None
         if window is None:
             empty_window()
+        elif len(self._last_writes) >= MAX_SNAPSHOTS:
+            window = partial(bytes, window())  # serialised now, as many cameras may leave at once
         return self._schedule_last_write(memory, window)
 
     def _snapshot(self, memory: StreamMemory) -> Window | None:
@@ -421,7 +423,7 @@ class MemoryBank:
         with memory.exclusive:
             deleted = DeletedMemory(memory.frames, memory.held_bytes)
             memory.delete_frames()
-            self._due.discard(stream)
+            self._due.pop(stream, None)
             self._pending_saves.pop(stream, None)
         if stream in self._reopened:
             self._close_memory(stream)
@@ -438,7 +440,7 @@ class MemoryBank:
         return {stream: replace(report, state=trouble) for stream, report in reports.items()}
 
     def _close_memory(self, stream: str) -> None:
-        self._due.discard(stream)
+        self._due.pop(stream, None)
         self._pending_saves.pop(stream, None)
         self._reopened.pop(stream, None)
         del self._memories[stream], self._retrievers[stream]

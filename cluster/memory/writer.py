@@ -203,6 +203,9 @@ log = logging.getLogger(__name__)
 THREADS = 4
 """Concurrent jobs, so that a slow tier does not block other streams."""
 
+MAX_SNAPSHOTS = 2 * THREADS
+"""Maximum queued saves, and likewise last writes, whose windows are copied on the device: a 7B's takes 166 MB."""
+
 PATIENCE_S = 1.0
 """Maximum wait of a job for an engine step, so that a busy engine does not starve it."""
 

@@ -35,34 +35,36 @@ class Qwen3VL(Qwen2VL):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
-        # Interpolated position embeddings of whole grids, by (rows, cols).
-        self._tables: dict[tuple[int, int], Tensor] = {}
+        # Position embeddings of whole grids, and the number of each grid's first merge group there.
+        self._table: Tensor = self._visual.pos_embed.weight[:0].float()
+        self._first_groups: dict[PatchGrid, int] = {}
         if len({len(self._time_ids(time)) for time in (0.0, 234.5, 8999.9)}) > 1:
             raise ModelError("the tokenizer must spell numbers digit by digit; use the one the checkpoint came with")
 
     # -- vision -----------------------------------------------------------------------------------
     def _embed_frames(self, frames: Sequence[PatchBatch]) -> Tensor:
         """Patch embeddings plus the position embeddings of the patches in their frame's grid."""
+        at = [self._first_group(each.grid) + each.cells @ torch.tensor([each.grid.group_cols, 1]) for each in frames]
+        unit = self.geometry.merge**2
+        places = to_device((torch.cat(at)[:, None] * unit + torch.arange(unit)).flatten(), self.device)
         hidden = super()._embed_frames(frames)
-        return hidden + torch.cat([self._place_embeddings(frame) for frame in frames]).to(hidden.dtype)
+        return hidden + self._table[places].to(hidden.dtype)
 
-    def _place_embeddings(self, frame: PatchBatch) -> Tensor:
-        """Position embeddings ``[n, D]`` of a frame's patches, interpolated from the checkpoint's square grid."""
-        grid, visual = frame.grid, self._visual
-        size = (grid.rows, grid.cols)
-        if size not in self._tables:
-            whole = torch.tensor([[1, *size]], device=self.device)
-            taps, weights = get_vision_interpolation_indices_and_weights(
-                whole,
+    def _first_group(self, grid: PatchGrid) -> int:
+        """Number of a grid's first merge group in the table, interpolated from the checkpoint's square grid."""
+        visual = self._visual
+        if grid not in self._first_groups:
+            interpolation = get_vision_interpolation_indices_and_weights(
+                torch.tensor([[1, grid.rows, grid.cols]]),
                 visual.num_grid_per_side,
                 mode=visual.interpolation_mode,
                 align_corners=visual.interpolation_align_corners,
                 spatial_merge_size=grid.merge,
             )
-            self._tables[size] = (visual.pos_embed(taps) * weights[:, :, None]).sum(1)
-        group = frame.cells[:, 0] * grid.group_cols + frame.cells[:, 1]
-        unit = grid.merge**2
-        return self._tables[size][to_device((group[:, None] * unit + torch.arange(unit)).flatten(), self.device)]
+            taps, weights = (to_device(each, self.device) for each in interpolation)
+            self._first_groups[grid] = len(self._table) // grid.merge**2
+            self._table = torch.cat((self._table, (visual.pos_embed(taps) * weights[:, :, None]).sum(1)))
+        return self._first_groups[grid]
 
     @property
     def deepstack(self) -> int:
@@ -78,7 +80,7 @@ class Qwen3VL(Qwen2VL):
 
     # -- text -------------------------------------------------------------------------------------
     def _frame_text(self, frame: PatchBatch) -> tuple[list[int], list[int]]:
-        return self._time_ids(frame.time_s), self._ids("<|vision_end|>")
+        return self._time_ids(frame.time_s), self._texts[1]
 
     def _time_ids(self, time_s: float) -> list[int]:
         """Token ids of the text before a frame at this time of its stream, whatever the window."""
@@ -86,8 +88,8 @@ class Qwen3VL(Qwen2VL):
         return self._ids(f"<{CLOCK_BEGIN + tenths / 10:.1f} seconds><|vision_start|>")
 
     @cached_property
-    def _text_lengths(self) -> tuple[int, int]:
-        return len(self._time_ids(0.0)), len(self._ids("<|vision_end|>"))
+    def _texts(self) -> tuple[list[int], list[int]]:
+        return self._time_ids(0.0), self._ids("<|vision_end|>")
 
     # -- positions --------------------------------------------------------------------------------
     def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:
@@ -105,7 +107,7 @@ class Qwen3VL(Qwen2VL):
         Source: Qwen3-VL report, section 2; ``get_rope_index`` of transformers.
         """
         del time_s
-        before, _ = self._text_lengths
+        before = len(self._texts[0])
         row, col = cells.to(torch.int64).unbind(1)
         start = first + slot.to(torch.int64) * self._frame_length(grid)
         side = max(grid.group_rows, grid.group_cols)
@@ -114,7 +116,7 @@ class Qwen3VL(Qwen2VL):
         return torch.where(row < 0, text.expand(3, -1), picture)
 
     def _frame_length(self, grid: PatchGrid) -> int:
-        return sum(self._text_lengths) + max(grid.group_rows, grid.group_cols)
+        return sum(map(len, self._texts)) + max(grid.group_rows, grid.group_cols)
 
     @cached_property
     def rotary_axes(self) -> Tensor:
@@ -134,5 +136,5 @@ class Qwen3VL(Qwen2VL):
         video = int(self.model.config.video_token_id)
         ids = self.system_ids()
         for frame, time_s in zip(frames, times_s, strict=True):
-            ids += [*self._time_ids(time_s), *[video] * frame.grid.tokens, *self._ids("<|vision_end|>")]
+            ids += [*self._time_ids(time_s), *[video] * frame.grid.tokens, *self._texts[1]]
         return self._video_logits([*ids, *self.question_ids(question)], frames)

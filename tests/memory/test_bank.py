@@ -1,6 +1,7 @@
 """Memories while their tiers fail: windows go on as without a memory, questions are answered from what is in reach, and
 what comes back comes back without a restart."""
 
+import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from waiting import until
 
 from cluster.engine.native import NativeEngine
 from cluster.errors import NotReadyError, UnavailableError
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.manifest import dump_manifest, load_manifest
@@ -26,7 +28,7 @@ from cluster.memory.memory_counts import LOST
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.stack import TierStack
-from cluster.memory.writer import MemoryWriter
+from cluster.memory.writer import MAX_SNAPSHOTS, THREADS, MemoryWriter
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_model
 from cluster.types import AskSpec, DeletedMemory, MemorySpec
@@ -445,6 +447,45 @@ def test_windows_are_not_copied_while_nothing_can_be_written(site: Make, own_red
     assert copied > 0
 
 
+def test_few_copies_of_windows_wait_for_a_slow_writer(model: VisionLanguageModel) -> None:
+    """A copy is on the device until it is serialised; a GPU has no room for those of all cameras."""
+    bank = MemoryBank(TierStack([Arena(16 * MIB), Arena(512 * MIB, name="node", evicts=False)]))
+    engine = NativeEngine(model, max_new_tokens=1, memories=bank)
+    window, most, copies = bank.window, MAX_SNAPSHOTS + THREADS, 0
+    assert window is not None
+
+    def counted(stream: str, has_room: Callable[[int], bool]) -> Callable[[], bytes]:
+        nonlocal copies
+        dump = window(stream, has_room)
+        assert dump is not None
+        copies += 1
+
+        def serialise() -> bytes:
+            nonlocal copies
+            copies -= 1
+            return dump()
+
+        return serialise
+
+    bank.window = counted
+    names = [f"cam {number}" for number in range(2 * most)]
+    for name in names:
+        engine.admit(stream(name, cap_bytes=16 * MIB))
+    memories = [bank.get_memory(name)[0] for name in names]
+    camera = SyntheticCamera("cam", model.geometry, anchor_every=4)
+    with contextlib.ExitStack() as slow:
+        for memory in memories:
+            slow.enter_context(memory.exclusive)
+        for number in range(16):
+            for name in names:
+                engine.step(engine.push(dataclasses.replace(camera.sample(number), stream=name)))
+        assert all(memory.settle_due for memory in memories)
+        assert 0 < copies <= most
+        saved = [engine.hand_over(name) for name in names]
+        assert copies <= 2 * most
+    assert all(each.result(60.0) for each in saved)
+
+
 def test_forgetting_an_open_camera_and_letting_it_go_leaves_nothing(site: Make, redis_server: RedisServer) -> None:
     here = site()
     here.watch(24)
@@ -613,7 +654,7 @@ def test_a_process_that_ends_while_memories_are_written_ends_as_if_none_were() -
     script = """
 import threading
 import torch
-from cluster.memory.writer import MemoryWriter
+from cluster.memory.writer import MAX_SNAPSHOTS, THREADS, MemoryWriter
 began = threading.Event()
 def work(stream):
     began.set()

@@ -194,18 +194,15 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
         if not len(hidden):
             # Before a window's end there are no questions, and narrowing may leave no rows.
             break
-        narrowing = [i for i, r in enumerate(rows) if _narrows(r, index)]
-        before = {i: _narrowable_kv(rows[i], index) for i in narrowing}
+        before = {i: _narrowable_kv(r, index) for i, r in enumerate(rows) if _narrows(r, index)}
         predict = partial(ragged.predict, index + 1) if ragged.past and index + 1 < last else None
         hidden = model.run_layer(index, hidden, embeds, rotary, ragged, predict)
-        if narrowing:
+        if before:
             for each in rows:
                 each.count_layers(index + 1)
             _distribute_queries(rows, ragged, cos, sin)
-            after = {i: _narrowable_kv(rows[i], index) for i in narrowing}
             stays = [
-                _keep(r, index, before[i], after[i]) if i in before else np.ones(len(r), dtype=bool)
-                for i, r in enumerate(rows)
+                _keep(r, index, before[i]) if i in before else np.ones(len(r), dtype=bool) for i, r in enumerate(rows)
             ]
             kept = ragged.pool.index(np.flatnonzero(np.concatenate(stays)))
             hidden, embeds = hidden.index_select(0, kept), embeds.index_select(0, kept)
@@ -307,6 +304,6 @@ def _narrowable_kv(rows: _Rows, layer: int) -> tuple[Tensor, Tensor]:
     return pool.k[layer].index_select(0, slots), pool.v[layer].index_select(0, slots)
 
 
-def _keep(rows: _Rows, layer: int, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> BoolArray:
+def _keep(rows: _Rows, layer: int, old: tuple[Tensor, Tensor]) -> BoolArray:
     assert rows.stream.narrowing is not None
-    return rows.narrow(rows.stream.narrowing.select_kept(KVChange(layer, *new, *old)))
+    return rows.narrow(rows.stream.narrowing.select_kept(KVChange(layer, *_narrowable_kv(rows, layer), *old)))

@@ -228,10 +228,8 @@ def _rows(nothing: Tensor, wanted: Sequence[tuple[StreamFrame, BoolArray]], pool
         if not tokens.all():
             embeds = embeds[to_device(torch.from_numpy(np.flatnonzero(tokens)), embeds.device)]
         rows.append(embeds)
-    here = [row for row in rows if row.device == pool.device]
-    if len(here) == len(rows):
-        return rows
-    return [to_device(torch.cat([row for row in rows if row.device != pool.device]), pool.device), *here]
+    away, here = ([row for row in rows if (row.device == pool.device) is there] for there in (False, True))
+    return [to_device(torch.cat(away), pool.device), *here] if away else here
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,8 @@ class YesNoScore:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Logits ``[n, vocab]`` -> scores ``[n]`` float32."""
-        logits = logits.float()
-        margin = logits[:, self.yes].logsumexp(dim=1) - logits[:, self.no].logsumexp(dim=1)
-        return torch.sigmoid(margin / self.temperature + self.bias)
+        yes, no = (logits[:, ids].float().logsumexp(dim=1) for ids in (self.yes, self.no))
+        return torch.sigmoid((yes - no) / self.temperature + self.bias)
 
     def decide(self, logits: Tensor, yes: float) -> int:
         """First token of an answer from its logits ``[vocab]``: the argmax, unless that is a *yes* or *no* token; then

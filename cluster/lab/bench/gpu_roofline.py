@@ -101,16 +101,17 @@ def _load(shape: str, model: VisionLanguageModel, clip: Path) -> WindowLoad:
     samples = prune_clip(sampled, SPEC.stream, "replenish").samples
     strides = span_seconds(samples) / STRIDE_S
     patches = patch_batches([StreamFrame.of(sample) for sample in samples])
-    windows = _windows(shape, samples)
+    counts = [
+        (each.computed, each.attended, *each.omitted, each.tokens.kept + each.tokens.query)
+        for each in _windows(shape, samples)
+    ]
+    computed, attended, omitted_rows, omitted_pairs, slots = map(statistics.fmean, zip(*counts, strict=True))
     return WindowLoad(
         clip=clip.stem,
-        computed=statistics.fmean(window.computed for window in windows),
-        attended=statistics.fmean(window.attended for window in windows),
-        omitted=(
-            statistics.fmean(window.omitted[0] for window in windows),
-            statistics.fmean(window.omitted[1] for window in windows),
-        ),
-        slots=statistics.fmean(window.tokens.kept + window.tokens.query for window in windows),
+        computed=computed,
+        attended=attended,
+        omitted=(omitted_rows, omitted_pairs),
+        slots=slots,
         patches=sum(len(each.patches) for each in patches) / strides,
         patch_bytes=sum(each.patches.nbytes for each in patches) / strides,
         tower_flops=sum(model.tower_flops([each]) for each in patches if len(each.cells)) / strides,

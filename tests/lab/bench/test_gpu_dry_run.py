@@ -194,6 +194,7 @@ def short_windows(monkeypatch):
     towers = {
         "qwen2_5_vl-7b": {"depth": 2, "fullatt_block_indexes": [1]},
         "internvl3-8b": {"num_hidden_layers": 2},
+        "qwen3_vl-8b": {"depth": 2, "deepstack_visual_indexes": [0, 1]},
     }
     for name, tower in towers.items():
         shape = SHAPES[name]
@@ -218,6 +219,7 @@ def short_windows(monkeypatch):
         ("qwen2_5_vl-7b", "memory"),
         ("qwen2_5_vl-7b", "hand over"),
         ("internvl3-8b", "idle windows"),
+        ("qwen3_vl-8b", "gate"),
     ],
 )
 def test_production_runs_on_a_gpu(shape, scenario, short_windows):
@@ -225,7 +227,7 @@ def test_production_runs_on_a_gpu(shape, scenario, short_windows):
         gpu.SCENARIOS[scenario](shape, 2)
 
 
-@pytest.mark.parametrize("shape", gpu.SHAPES)
+@pytest.mark.parametrize("shape", [*gpu.SHAPES, "qwen3_vl-8b"])
 def test_the_tower_launches_as_much_for_many_frames_as_for_one(shape):
     with FakeCuda() as cuda:
         rig = gpu.Rig.of(shape, 2)
