@@ -387,6 +387,16 @@ class VisionLanguageModel(ABC):
             hidden = hidden + embeds[:, (1 + index) * width : (2 + index) * width]
         return hidden
 
+    @cached_property
+    def key_bias(self) -> Tensor | None:
+        """Bias of the layers' keys ``[L, Hkv, 1, d]`` float32, ``None`` without. It is the same for every token, and in
+        published checkpoints up to hundreds of times larger than what tells tokens apart."""
+        attentions: list[Any] = [layer.self_attn for layer in self.layers]
+        if attentions[0].k_proj.bias is None or hasattr(attentions[0], "k_norm"):
+            return None
+        biases = torch.stack([each.k_proj.bias.detach().float() for each in attentions])
+        return biases.view(len(attentions), -1, 1, head_size(self.text_config))
+
     @torch.no_grad()
     def raw_query(self, index: int, hidden: Tensor) -> Tensor:
         """Queries ``[n, H, d]`` before rotary that layer ``index`` would compute from ``hidden [n, D]``."""

@@ -27,11 +27,16 @@ SIDE = 112
 def left() -> tuple[NativeEngine, list[KVChunk], dict[int, tuple[torch.Tensor, ...]], dict[int, int]]:
     """An engine after some windows; what left; what the pool held of each frame just before; tokens of each frame."""
     torch.set_num_threads(1)
-    model = load_model("demo-qwen2_5_vl", device="cpu", dtype="float32")
+    engine = NativeEngine(load_model("demo-qwen2_5_vl", device="cpu", dtype="float32"))
+    return engine, *_windows(engine)
+
+
+def _windows(
+    engine: NativeEngine,
+) -> tuple[list[KVChunk], dict[int, tuple[torch.Tensor, ...]], dict[int, int]]:
     chunks: list[KVChunk] = []
-    engine = NativeEngine(model)
     engine._kv_sink = chunks.append
-    camera = SyntheticCamera("cam", model.geometry, width=SIDE, height=SIDE, kept=0.3, seed=1)
+    camera = SyntheticCamera("cam", engine.model.geometry, width=SIDE, height=SIDE, kept=0.3, seed=1)
     engine.admit(_spec())
     held: dict[int, tuple[torch.Tensor, ...]] = {}
     sizes: dict[int, int] = {}
@@ -41,7 +46,7 @@ def left() -> tuple[NativeEngine, list[KVChunk], dict[int, tuple[torch.Tensor, .
         for request in engine.push(sample):
             engine.step([request])
             held.update(_held(engine))
-    return engine, chunks, held, sizes
+    return chunks, held, sizes
 
 
 def _spec(**options: Any) -> StreamSpec:
@@ -76,15 +81,30 @@ def test_every_frame_leaves_once_and_in_order(left) -> None:
 
 
 def test_it_is_what_the_window_held(left) -> None:
-    _, chunks, held, _ = left
+    engine, chunks, held, _ = left
+    biases = torch.stack([layer.self_attn.k_proj.bias for layer in engine.model.layers])
     for chunk in chunks:
         key, value, cos, sin = held[chunk.index]
-        raw, stored = (part.flatten(0, 1).transpose(0, 1) for part in (chunk.key, key))
+        raw = chunk.key + biases.view(*chunk.key.shape[:2], 1, -1)
+        raw, stored = (part.flatten(0, 1).transpose(0, 1) for part in (raw, key))
         torch.testing.assert_close(rotate(raw, cos, sin), stored, rtol=1e-5, atol=1e-5)
         assert torch.equal(chunk.value, value)
         assert int(chunk.cell.max()) < (SIDE // 28) ** 2
         assert chunk.columns == SIDE // 28
         assert len(chunk.key) == len(key)
+
+
+def test_a_bias_of_keys_that_outweighs_them_does_not_reach_the_memory() -> None:
+    """That of published checkpoints does: all tokens would be one cluster."""
+    keys = []
+    for factor in (1.0, 300.0):
+        model = load_model("tiny-qwen2_5_vl")
+        for layer in model.layers:
+            layer.self_attn.k_proj.bias.mul_(factor)
+        chunks = _windows(NativeEngine(model))[0]
+        keys.append(torch.cat([chunk.key[0] for chunk in chunks], dim=1))
+    # Only the first layer's keys do not depend on attention, which the bias changes.
+    torch.testing.assert_close(keys[1], keys[0], rtol=0, atol=1e-4)
 
 
 def test_a_stream_that_begins_afresh_hands_on_what_it_held(left) -> None:
@@ -142,7 +162,7 @@ def test_a_lost_gpu_is_told_where_a_frame_is_handed_on(remembering, monkeypatch)
     engine, _, run = remembering
     run(0, 12)
 
-    def fail(*_) -> None:
+    def fail(*_, **__) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(StreamKV, "raw", fail)
@@ -172,7 +192,7 @@ def test_kv_that_a_failed_pass_has_written_over_is_not_remembered(remembering) -
     wrong = torch.zeros(first.size + second.size, dtype=torch.bool).numpy()
     wrong[0] = True
     stream.invalidate_tokens(stream.frames[:2], wrong)
-    expected = stream.kv.raw(second.positions, first.size, first.size + second.size)
+    expected = stream.kv.raw(second.positions, first.size, first.size + second.size, bias=False)
     stream.drop_frames(2)
     assert (memory.counts.frames - before, memory.counts.frames_dropped) == (1, 1)
     assert torch.equal(memory.recent[-1].key, expected[0])

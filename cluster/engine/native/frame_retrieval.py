@@ -183,14 +183,15 @@ class FramePast:
         self._read_tokens += sum(retrieved.read)
         self.attended += sum(count * tokens for count, tokens in zip(counts, retrieved.read, strict=True)) / len(key)
         return (
-            torch.cat([key, self.rotated(retrieved)], dim=1),
+            torch.cat([key, self.rotated(layer, retrieved)], dim=1),
             torch.cat([value, retrieved.value], dim=1),
             torch.cat([readers, by_frame], dim=2),
         )
 
-    def rotated(self, past: RetrievedKV) -> Tensor:
+    def rotated(self, layer: int, past: RetrievedKV) -> Tensor:
         """Keys ``[Hkv, m, d]``, rotated to the positions of the past before this window."""
-        return rotate_retrieved(self._model, self.session.memory, past, self._timeline, self._grid, origin=self._origin)
+        memory, timeline, grid = self.session.memory, self._timeline, self._grid
+        return rotate_retrieved(self._model, memory, past, layer, timeline, grid, origin=self._origin)
 
     def _by_frame(self, query: Tensor) -> Tensor:
         """Rows ``[H, n, d]`` as ``[Hkv, n G, d]`` on the host, which selects the clusters: one copy for all frames."""

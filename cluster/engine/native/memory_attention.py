@@ -175,6 +175,7 @@ class MemoryAttention:
                 self._model,
                 self._retrieval.memory,
                 retrieved,
+                layer,
                 self._timeline,
                 self._grid,
                 first_position=self._first_position,
@@ -205,14 +206,15 @@ def rotate_retrieved(
     model: VisionLanguageModel,
     memory: StreamMemory,
     retrieved: RetrievedKV,
+    layer: int,
     timeline: Timeline,
     grid: PatchGrid,
     *,
     first_position: int = 0,
     origin: tuple[float, int] = (0.0, 0),
 ) -> Tensor:
-    """Rotate retrieved keys ``[H, m, D]`` to the positions of their frames. ``origin``: seconds and slots between
-    ``first_position`` and the timeline's beginning."""
+    """Keys ``[H, m, D]`` retrieved in ``layer``, with the bias that the memory leaves out, rotated to the positions of
+    their frames. ``origin``: seconds and slots between ``first_position`` and the timeline's beginning."""
     heads, count, size = retrieved.key.shape
     frame = torch.where(retrieved.valid, retrieved.frame, retrieved.frame.amax()).flatten()
     time_s, slot = timeline.places(frame)
@@ -221,5 +223,8 @@ def rotate_retrieved(
     column = retrieved.cell.flatten() - torch.where(text, memory.rows, row) * memory.columns
     cells = torch.stack([torch.where(text, -1, row), column], dim=1)
     positions = model.token_positions(first_position, time_s + origin[0], slot + origin[1], cells, grid)
-    cos, sin = (part.to(retrieved.key.dtype).view(heads, count, size) for part in model.rotary(positions))
-    return rotate(retrieved.key, cos, sin)
+    cos, sin = (part.view(heads, count, size) for part in model.rotary(positions))
+    key = retrieved.key.float()
+    if model.key_bias is not None:
+        key = key + model.key_bias[layer]
+    return rotate(key, cos, sin).to(retrieved.key.dtype)

@@ -36,7 +36,7 @@ MEMORY_SHARE = 1 / 8
 
 
 class KVPool:
-    """Pool of KV slots: ``k, v [L, slots, Hkv, d]``; ``rotary``: the model's.
+    """Pool of KV slots: ``k, v [L, slots, Hkv, d]``; ``rotary``, ``key_bias``: the model's.
 
     * ``make_room``: called with the number of missing slots before a request is refused
     * ``copies``: between pool and host memory, in blocks of ``block_tokens``; ``host_used``: bytes of KV in host
@@ -73,7 +73,7 @@ class KVPool:
         self.capacity = min(MOST_SLOTS, nbytes // self.slot_bytes)
         if self.capacity < 1:
             raise ConfigError(f"a KV pool of {nbytes} bytes holds no token; one takes {self.slot_bytes}")
-        self.rotary = model.rotary
+        self.rotary, self.key_bias = model.rotary, model.key_bias
         self.device = model.device
         shape = (layers, self.capacity, kv_heads, size)
         self.k, self.v = (_zeros(shape, model.dtype, model.device) for _ in range(2))
@@ -267,12 +267,17 @@ class StreamKV:
         k, v = (part.transpose(1, 2).contiguous() for part in kept)
         return k, v
 
-    def raw(self, positions: Tensor, first: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
-        """:meth:`stored` with keys before rotary; ``positions [3, n]``: those at which they were rotated."""
+    def raw(
+        self, positions: Tensor, first: int = 0, stop: int | None = None, *, bias: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`stored` with keys before rotary, and without the projection's bias unless ``bias``; ``positions
+        [3, n]``: those at which they were rotated."""
         assert self.pool is not None
         k, v = self.stored(first, stop)
         cos, sin = self.pool.rotary(positions)
-        return unrotate(k, cos, sin), v
+        if bias or self.pool.key_bias is None:
+            return unrotate(k, cos, sin), v
+        return (unrotate(k.float(), cos, sin) - self.pool.key_bias).to(k.dtype), v
 
     def _blocks(self, slots: Slots, first: int = 0) -> Iterator[tuple[int, slice, Slots]]:
         """Host blocks that hold these slots' tokens, of which the first is number ``first``: block number, the tokens'

@@ -301,9 +301,9 @@ class Stream:
                 self.kv_lost(self.spec.stream)
 
     def _chunk(self, frame: StreamFrame, first: int, stop: int) -> KVChunk:
-        """KV of a frame with slots ``[first, stop)``, keys before rotary."""
+        """KV of a frame with slots ``[first, stop)``, keys before rotary and without bias."""
         assert frame.positions is not None
-        k, v = self.kv.raw(frame.positions, first, stop)
+        k, v = self.kv.raw(frame.positions, first, stop, bias=False)
         rows, columns = frame.grid.group_rows, frame.grid.group_cols
         row, column = to_device(encoded_tokens(frame).cells, k.device).unbind(-1)
         # Text around a frame gets cells below the grid.

@@ -163,7 +163,7 @@ class WatchedEngine(NativeEngine):
         places = torch.cat([torch.stack([torch.full_like(c.cell, n), c.cell]) for n, c in enumerate(chunks)], dim=1)
         frame, cell = places[:, None, :tokens].expand(-1, len(key), -1)
         there = torch.ones_like(frame, dtype=torch.bool)
-        return past.rotated(RetrievedKV(key, key, frame, cell, there, frame.numel()))
+        return past.rotated(layer, RetrievedKV(key, key, frame, cell, there, frame.numel()))
 
 
 def _attention(rows: Tensor, keys: Tensor) -> Tensor:
