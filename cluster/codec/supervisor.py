@@ -67,8 +67,7 @@ class SourceSupervisor:
         failed = ""
         with contextlib.closing(self.source) as source:
             while not self._stopped.is_set():
-                opening = (CameraState.WAITING, "") if source.pushed else (CameraState.CONNECTING, failed)
-                self._report(*opening)
+                self._report(CameraState.WAITING if source.pushed else CameraState.CONNECTING, failed)
                 started: float | None = None
                 defect = False
                 reason = "the connection was lost: the stream ended"
@@ -105,7 +104,7 @@ class SourceSupervisor:
                     self._attempts = 0
                 delay = self.backoff.delay_s(self._attempts, self._random.random())
                 self._attempts += 1
-                failed = reason
+                failed = "" if source.pushed else reason
                 self._report(CameraState.BACKOFF, reason, delay)
                 self._stopped.wait(delay)
             return self._report(CameraState.ENDED, "stopped")
