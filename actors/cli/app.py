@@ -80,7 +80,6 @@ def command() -> Any:
     app.add_typer(plan.app, name="plan")
     app.add_typer(loadtest.app, name="loadtest")
     app.command("doctor")(doctor.doctor)
-    app.command("version")(doctor.version)
     return _plain_help(typer.main.get_command(app))
 
 

@@ -117,7 +117,7 @@ def add(
         print(f"{name}: {status.state}" + (f", {status.reason}" if status.reason else ""))
         print(expectation(status))
     if waits and status.state in ("connecting", "backoff", "error"):
-        print(f"{name} was added, but does not answer: {redact(status.reason) or status.state}", file=sys.stderr)
+        print(f"{name} was added, but does not answer: {redact(status.reason) or 'no video yet'}", file=sys.stderr)
         raise typer.Exit(UNANSWERED)
 
 

@@ -1,4 +1,4 @@
-"""``sightline doctor``: diagnoses this machine or a running cluster and suggests remedies; ``sightline version``."""
+"""``sightline doctor``: diagnoses this machine or a running cluster and suggests remedies."""
 
 from __future__ import annotations
 
@@ -100,30 +100,13 @@ def _checked(what: str, good: str, check: Callable[[], object]) -> Finding:
     return Finding(what, "ok", good)
 
 
-def version() -> None:
-    """Print the versions of Sightline and of its main dependencies.
-
-    $ sightline version
-    """
-    print(f"sightline {__version__}")
-    print(f"python {platform.python_version()}")
-    for package, found in _installed().items():
-        print(f"{package} {found or 'not installed'}")
-
-
-def _installed() -> dict[str, str | None]:
-    """Versions of the main dependencies; ``None``: not installed."""
-    found: dict[str, str | None] = {}
+def _versions() -> Finding:
+    have: dict[str, str | None] = {}
     for package in ("torch", "transformers", "av", "ray", "grpcio"):
         try:
-            found[package] = metadata.version(package)
+            have[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def _versions() -> Finding:
-    have = _installed()
+            have[package] = None
     missing = [package for package, found in have.items() if found is None]
     text = ", ".join(f"{name} {version}" for name, version in have.items() if version)
     remedy = f"make setup, or {install_hint('cluster')}" if missing else ""

@@ -163,8 +163,9 @@ def warn_of_missed(missed: int, what: str) -> None:
 
 
 def trouble_lines(cameras: Sequence[CameraStatus]) -> list[str]:
-    """A line for each camera that sends no pictures and needs attention."""
-    return [f"{each.name}: {redact(each.reason)}" for each in cameras if each.state in ("backoff", "error")]
+    """A line for each camera that has a source but sends no video."""
+    silent = ("connecting", "backoff", "error")
+    return [f"{each.name}: {redact(each.reason) or 'no video yet'}" for each in cameras if each.state in silent]
 
 
 PIPE_COLUMNS = 200

@@ -64,9 +64,10 @@ class SourceSupervisor:
         is called inside the exception handler.
         """
         self._on_state = on_state
+        failed = ""
         with contextlib.closing(self.source) as source:
             while not self._stopped.is_set():
-                self._report(CameraState.WAITING if source.pushed else CameraState.CONNECTING)
+                self._report(CameraState.WAITING if source.pushed else CameraState.CONNECTING, failed)
                 started: float | None = None
                 defect = False
                 reason = "the connection was lost: the stream ended"
@@ -76,10 +77,13 @@ class SourceSupervisor:
                         break
                     started = time.monotonic()
                     on_header(header)
-                    self._report(CameraState.RUNNING)
-                    for packet in source.packets():
+                    for number, packet in enumerate(source.packets()):
                         if self._stopped.is_set():
                             break
+                        if number == 0:
+                            # Not before: a camera may accept every connection and send nothing.
+                            self._report(CameraState.RUNNING)
+                            failed = ""
                         on_packet(packet)
                 except SourceError as error:
                     if not error.retryable and not self._stopped.is_set():
@@ -100,6 +104,7 @@ class SourceSupervisor:
                     self._attempts = 0
                 delay = self.backoff.delay_s(self._attempts, self._random.random())
                 self._attempts += 1
+                failed = "" if source.pushed else reason
                 self._report(CameraState.BACKOFF, reason, delay)
                 self._stopped.wait(delay)
             return self._report(CameraState.ENDED, "stopped")

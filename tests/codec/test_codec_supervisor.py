@@ -78,6 +78,19 @@ def test_failures_back_off_and_recover() -> None:
     ]
 
 
+def test_a_source_that_opens_but_sends_nothing_does_not_run() -> None:
+    """Its failure stays known while it is tried again, until video comes."""
+    told, _, _ = run(Scripted([0, 0, 1, 0]))
+    assert [(status.state, status.reason) for status in told[:5]] == [
+        (CameraState.CONNECTING, ""),
+        (CameraState.BACKOFF, "the connection was lost: the stream ended"),
+        (CameraState.CONNECTING, "the connection was lost: the stream ended"),
+        (CameraState.BACKOFF, "the connection was lost: the stream ended"),
+        (CameraState.CONNECTING, "the connection was lost: the stream ended"),
+    ]
+    assert [status.state for status in told].count(CameraState.RUNNING) == 1
+
+
 def test_patience_starts_anew_after_running_well() -> None:
     told, _, _ = run(Scripted([refused(), refused(), 1, 1]), Backoff(0.01, 2.0, 1.0, 0.0, well_after_s=0.0))
     waits = [status.retry_in_s for status in told if status.state is CameraState.BACKOFF]

@@ -274,6 +274,7 @@ def test_a_camera_that_another_decoder_had_for_a_while_is_answered_again_and_say
 
 
 def test_how_far_behind_a_camera_is(bench, clip, monkeypatch) -> None:
+    bench.push(1)
     until(lambda: bench.camera.decode_backlog.decodes, "its video")
     backlog = bench.camera.decode_backlog
     assert (backlog.camera, backlog.behind_s, backlog.stride_s) == ("gate", 0.0, 2)

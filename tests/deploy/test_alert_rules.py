@@ -87,7 +87,8 @@ CASES = {
         {EXPECTED % "gate": "1x60", STATE % ("gate", "backoff"): "1x60", STATE % ("gate", "running"): "0x60"},
     ),
     "SightlineCameraDown": (
-        {STATE % ("gate", "backoff"): "0x30 1x30", STATE % ("gate", "error"): "0x60"},
+        # Each minute the source is either waited for or tried again, as is a camera that does not answer at all.
+        {STATE % ("gate", "backoff"): "0x50 1 1 0 1 1 0 1 1 0 1", STATE % ("gate", "connecting"): "0x52 1 0 0 1 0 0 1"},
         {STATE % ("gate", "backoff"): "0x57 1x3", STATE % ("gate", "error"): "0x60"},
     ),
     "SightlineCameraSilent": (
@@ -146,17 +147,27 @@ CASES = {
         },
     ),
     "SightlineReplicaBehind": (
-        {S + 'replica_backlog_seconds{process="replica-0"}': "0x30 40x30"},
-        {S + 'replica_backlog_seconds{process="replica-0"}': "0x30 20x30"},
+        # An engine that hangs: the queue replaces its windows, two of a camera waiting at most.
+        {WINDOWS % ("dropped", "replaced"): "0x30 0+38x30", WINDOWS % ("done", ""): "0+38x30 1140x30"},
+        {
+            WINDOWS % ("dropped", "replaced"): "0+3x60",
+            WINDOWS % ("dropped", "shed"): "0+90x60",
+            WINDOWS % ("done", ""): "0+38x60",
+            WINDOWS.replace("replica", "decoder") % ("dropped", "no_replica"): "0+9x60",
+        },
     ),
     "SightlineFull": (
         {
-            S + 'fleet_utilisation{replica="replica-0"}': "0.97x60",
-            S + 'fleet_utilisation{replica="replica-1"}': "0.99x60",
+            # A simulated fleet a tenth above its capacity, whose ladder lowered a quarter of the cameras.
+            S + 'fleet_utilisation{replica="replica-0"}': "0.951 0.955 0.945 0.952" + " 0.951 0.946 0.957 0.942" * 14,
+            S + 'fleet_lowered_cameras{replica="replica-0"}': "92x60",
+            S + 'fleet_cameras{replica="replica-0"}': "362x60",
         },
         {
             S + 'fleet_utilisation{replica="replica-0"}': "0.97x60",
             S + 'fleet_utilisation{replica="replica-1"}': "0.5x60",
+            S + 'fleet_lowered_cameras{replica="replica-0"}': "36x60",
+            S + 'fleet_cameras{replica="replica-0"}': "362x60",
         },
     ),
     "SightlineShedding": (
@@ -305,10 +316,19 @@ def test_alerts_see_what_is_absent(tmp_path):
     assert code == 0, said
 
 
+# Other causes of the same alerts: an agent that is gone; replicas that are full while nothing lowers quality.
+ALSO = {
+    "SightlineCameraDown": {STATE % ("gate", "waiting"): "0x30 1x30", STATE % ("gate", "backoff"): "0x60"},
+    "SightlineFull": {
+        S + 'fleet_utilisation{replica="replica-0"}': "0.96x60",
+        S + 'fleet_utilisation{replica="replica-1"}': "0.97x60",
+    },
+}
+
+
 @needs_promtool
-def test_a_camera_whose_agent_is_gone_is_lost(tmp_path):
-    name = "SightlineCameraDown"
-    series = {STATE % ("gate", "waiting"): "0x30 1x30", STATE % ("gate", "backoff"): "0x60"}
+@pytest.mark.parametrize(("name", "series"), ALSO.items(), ids=ALSO)
+def test_an_alert_fires_for_another_cause(tmp_path, name, series):
     code, said = promtool("test", "rules", written(tmp_path, name, [case(name, series, fires=True)]))
     assert code == 0, said
 

@@ -64,10 +64,11 @@ def test_a_dashboard_is_whole(file):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_series_of_ours_is_chosen_by_namespace_and_release(file):
+    """Those of Python's client and of the alert rules too: two releases have processes of the same names."""
     chosen = '{namespace=~"$namespace",release=~"$release"'
     for panel in json.loads(file.read_text())["panels"]:
         for target in panel.get("targets", ()):
-            series = re.findall(r"\bsightline_\w+", target["expr"])
+            series = re.findall(r"\b(?:sightline_\w+|process_\w+(?={)|ALERTS\b)", target["expr"])
             assert all(f"{each}{chosen}" in target["expr"] for each in series), panel["title"]
             assert target["expr"].count(chosen) == len(series), panel["title"]
 
@@ -91,6 +92,29 @@ def test_every_expression_is_valid(tmp_path):
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules}]}))
     code, said = promtool("check", "rules", "--lint=none", str(file))
+    assert code == 0, said
+
+
+@needs_promtool
+def test_what_runs_has_one_line_of_a_kind_whose_processes_agree(tmp_path):
+    """Kinds read different parts of the configuration, so their digests always differ."""
+    [what] = [each for panel in panels(FOLDER) for each in panel.expressions if "build_info" in each]
+    runs = {"gateway": "a", "decoder-0": "b", "decoder-1": "b", "replica-0": "c", "replica-1": "d"}
+    series = [
+        {"series": f'sightline_build_info{{process="{name}",version="1",config="{digest}"}}', "values": "1x2"}
+        for name, digest in runs.items()
+    ]
+    lines = {("gateway", "a"): 1, ("decoder", "b"): 2, ("replica", "c"): 1, ("replica", "d"): 1}
+    expected = [
+        {"labels": f'{{kind="{kind}",version="1",config="{digest}"}}', "value": value}
+        for (kind, digest), value in lines.items()
+    ]
+    queries = [{"expr": concrete(what), "eval_time": "1m", "exp_samples": expected}]
+    file = tmp_path / "what_runs.yaml"
+    file.write_text(
+        yaml.safe_dump({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": queries}]})
+    )
+    code, said = promtool("test", "rules", str(file))
     assert code == 0, said
 
 

@@ -54,7 +54,6 @@ COMMANDS = [
     ["config", "check"],
     ["config", "schema"],
     ["config", "crd"],
-    ["version"],
 ]
 
 
@@ -63,13 +62,13 @@ def test_every_command_explains_itself_with_an_example(cli, command):
     done = cli(*command, "--help")
     assert done.returncode == 0, done.stderr
     assert f"Usage: sightline {' '.join(command)}" in done.stdout
-    groups = (["cameras"], ["replicas"], ["scenes"], ["eval"], ["train"], ["plan"], ["config"], ["version"])
+    groups = (["cameras"], ["replicas"], ["scenes"], ["eval"], ["train"], ["plan"], ["config"])
     assert f"$ sightline {' '.join(command)}" in done.stdout or command in groups
 
 
 def test_the_overview_names_every_command_and_the_exit_codes(cli):
     done = cli("--help")
-    names = "demo serve cameras replicas watch ask memory forget push scenes eval train bench plan config version"
+    names = "demo serve cameras replicas watch ask memory forget push scenes eval train bench plan config doctor"
     for name in names.split():
         assert f"│ {name} " in done.stdout
     for code in ("0 success", "1 failure", "2 invalid command line or configuration", "130 interrupted with Ctrl-C"):
@@ -271,7 +270,6 @@ def test_the_schema_is_json(cli):
 
 def test_versions(cli):
     assert cli("--version").stdout.startswith("sightline ")
-    assert "torch 2." in cli("version").stdout
 
 
 def test_help_is_made_of_paragraphs_and_options_without_values_have_none(cli):

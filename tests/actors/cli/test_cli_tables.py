@@ -116,10 +116,12 @@ def test_a_silent_camera_is_explained():
         CameraStatus("dock", state="waiting", reason="for a client that pushes"),
         CameraStatus("clip", state="ended"),
         CameraStatus("yard", state="running"),
+        CameraStatus("roof", state="connecting"),
     ]
+    assert silence_lines(statuses, ["roof"]) == ["roof: no video yet"]
     assert silence_lines(statuses, ["gate", "yard"]) == ["gate: rtsp://u:***@h/1 refuses the connection"]
     assert silence_lines(statuses, ["dock", "clip"]) == ["dock: for a client that pushes", "clip: its video has ended"]
-    assert len(silence_lines(statuses, [])) == 3
+    assert len(silence_lines(statuses, [])) == 4
     assert silence_lines([], []) == ["there is no camera; add one with `sightline cameras add NAME SOURCE`"]
 
 
