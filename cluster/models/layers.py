@@ -93,6 +93,11 @@ class DecoderLayer:
         """Queries ``[n, H, d]`` before rotary, from ``hidden [n, D]``."""
         return self._projections(hidden)[0][:, : self._heads]
 
+    def key_value(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Keys, rotated, and values ``[n, Hkv, d]`` of ``hidden [n, D]``; ``rotary``: see :func:`layer_rotary`."""
+        turned, value = self._projections(hidden)
+        return rotated(turned, *rotary)[:, self._heads :], value
+
     def _projections(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, concatenated ``[n, H + Hkv, d]``, and values ``[n, Hkv, d]``."""
         heads, kv_heads = self._heads, self._kv_heads
