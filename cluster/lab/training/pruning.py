@@ -263,7 +263,7 @@ def prune_samples(
     """Prune and label the frames of these samples; the first is fresh and complete."""
     instants = [(sample.second, sample.objects) for sample in samples]
     return [
-        make_pruned_frame(
+        _labelled(
             cut,
             instants[number * grid.temporal : (number + 1) * grid.temporal],
             events,
@@ -293,7 +293,7 @@ def sample_frames(samples: Sequence[RenderedSample], grid: PatchGrid, pruning: P
             yield cut
 
 
-def make_pruned_frame(
+def _labelled(
     cut: FrameSample,
     pair: Sequence[LabelledInstant],
     events: Sequence[SceneEvent],
