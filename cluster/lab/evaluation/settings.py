@@ -18,7 +18,7 @@ TAUS = (0.25, 0.5, 1.0, 2.0, 5.0)
 MARGINS = (2.0, 3.0, 4.5, 7.0, 10.0, 14.0)
 ANCHOR_INTERVALS = (2.0, 4.0, 8.0, 16.0)
 WINDOWS = (10.0, 15.0, 20.0)
-SIMILARITIES = (0.9, 0.97)
+SIMILARITIES = (0.9, 0.97, 0.99, 0.997)
 # Threshold above any share or motion: switches a cue off.
 NEVER = 1e9
 
