@@ -388,14 +388,9 @@ class VisionLanguageModel(ABC):
         return hidden
 
     @torch.no_grad()
-    def raw_query(self, index: int, hidden: Tensor) -> Tensor:
-        """Queries ``[n, H, d]`` before rotary that layer ``index`` would compute from ``hidden [n, D]``."""
-        return self._decoder[index].raw_query(hidden)
-
-    @torch.no_grad()
-    def key_value(self, index: int, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        """Keys, rotated, and values ``[n, Hkv, d]`` that layer ``index`` would compute from ``hidden [n, D]``."""
-        return self._decoder[index].key_value(hidden, rotary)
+    def projections(self, index: int, hidden: Tensor, rotary: Rotary | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """See :meth:`DecoderLayer.projections`, of layer ``index``."""
+        return self._decoder[index].projections(hidden, rotary)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -317,10 +317,10 @@ def _rows_kept(
                 pool = each.stream.pool
                 at = pool.index(each.narrowable + first)
                 rotary = layer_rotary(cos.index_select(0, at), sin.index_select(0, at))
-                new = model.key_value(layer, hidden.index_select(0, at), rotary)
+                _, key, value = model.projections(layer, hidden.index_select(0, at), rotary)
                 slots = pool.index(each.stream.table[each.slots[each.narrowable]])
                 old = pool.k[layer].index_select(0, slots), pool.v[layer].index_select(0, slots)
-                change = KVChange(*new, *old)
+                change = KVChange(key, value, *old)
             stays.append(each.narrow(narrowing.select_kept(layer, change)))
         first += count
     return np.concatenate(stays)
