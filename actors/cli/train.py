@@ -12,9 +12,9 @@ from cluster.files import check_writable
 app = typer.Typer(help="Train the demo's model.", no_args_is_help=True)
 
 # Minutes per stage and examples per step, on two CPU cores and on a GPU.
-_CPU = {"tower": (32.0, 2), "language": (43.0, 1), "windows": (25.0, 1), "codec": (8.0, 1)}
-_CUDA = {"tower": (4.0, 48), "language": (6.0, 24), "windows": (9.0, 24), "codec": (4.0, 24)}
-_RATES = {"tower": 8e-4, "language": 8e-4, "windows": 4e-4, "codec": 2e-4}
+_CPU = {"tower": (32.0, 2), "language": (43.0, 1), "windows": (25.0, 1)}
+_CUDA = {"tower": (4.0, 48), "language": (6.0, 24), "windows": (9.0, 24)}
+_RATES = {"tower": 8e-4, "language": 8e-4, "windows": 4e-4}
 # How often an example is reused where making one takes about as long as two training steps.
 _REPLAYS = {"language": 1}
 
@@ -29,7 +29,7 @@ def demo_model(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for checkpoints, log and model.")],
     stage: Annotated[
         list[str] | None,
-        typer.Option(help="Only these: tower, language, windows, codec, export; may be repeated. Default: all."),
+        typer.Option(help="Only these: tower, language, windows, export; may be repeated. Default: all."),
     ] = None,
     minutes: Annotated[
         list[str] | None, typer.Option(metavar="STAGE=N", help="Minutes to train a stage; may be repeated.")
@@ -38,9 +38,6 @@ def demo_model(
     batch: Annotated[int | None, typer.Option(min=1, help="Examples per step.")] = None,
     rate: Annotated[float | None, typer.Option(min=0.0, help="Peak learning rate of each stage.")] = None,
     optimizer: Annotated[str, typer.Option(help="muon or adamw.")] = "muon",
-    codec_scenes: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Encoded scenes for stage codec (from `sightline scenes make`).")
-    ] = None,
     begin_with: Annotated[
         list[Path] | None,
         typer.Option(
@@ -65,10 +62,10 @@ def demo_model(
     from cluster.lab.training.config import Settings, StageSettings
     from cluster.lab.training.run import EXPORT, TRAINING_STAGES, train
 
-    chosen = stage or [*(name for name in TRAINING_STAGES if name != "codec" or codec_scenes), EXPORT]
     defaults = _CUDA if device.startswith("cuda") else _CPU
     times = _minutes(minutes, {name: each for name, (each, _) in defaults.items()})
     known = (*TRAINING_STAGES, EXPORT)
+    chosen = stage or known
     if unknown := [name for name in chosen if name not in known]:
         raise ConfigError(f"unknown stage {unknown[0]!r}; there are: {', '.join(known)}")
     settings = Settings(
@@ -99,7 +96,6 @@ def demo_model(
             settings,
             out,
             lambda text, share: screen.say(text) if share is None else screen.show(text, share),
-            encoded_scenes=codec_scenes,
             resume=resume,
             export_model=EXPORT in chosen,
             initial_models=begin_with or (),

@@ -74,7 +74,7 @@ class MotionField:
 
     def __init__(self, width: int, height: int, grid: PatchGrid, masked: BoolGrid | None = None) -> None:
         blocks_down, blocks_across = -(-height // _BLOCK), -(-width // _BLOCK)
-        # One extra row and column that no patch covers: reduceat needs an index past the last block.
+        # One extra row and column that no patch covers, for blocks that cropping hides.
         self._rows, self._cols = blocks_down + 1, blocks_across + 1
         self._count = self._rows * self._cols
         down = overlap(height, self._rows, grid.rows - grid.overlap)
@@ -82,8 +82,6 @@ class MotionField:
         if grid.overlap:
             down, across = down[grid.sources], across[grid.sources]
         self._down, self._across = down, across.T.copy()
-        self._row_spans = _spans(self._down)
-        self._col_spans = _spans(self._across.T)
         self._shape = (grid.rows, grid.cols)
         self._seen = None if masked is None else self._without(masked)
         self.reset()
@@ -91,7 +89,7 @@ class MotionField:
     def reset(self) -> None:
         self._x: Plane = np.zeros(self._count)
         self._y: Plane = np.zeros(self._count)
-        self._fastest: Plane = np.zeros(self._count)
+        self._fastest: FloatGrid = np.zeros(self._shape, np.float32)
         self._intra: FloatGrid = np.zeros(self._shape, np.float32)
         self._pictures: list[bytes] = []
         self._reach: list[tuple[float, float]] = []
@@ -139,18 +137,23 @@ class MotionField:
         ahead = (vectors["source"][moving] >= 0).astype(np.intp)
         factor = reach[picture[moving], ahead] / float(vectors["motion_scale"][0])
         x, y = x[moving] * factor, y[moving] * factor
-        share = area[moving] / covered[own[moving]]
-        block = block[moving]
+        own, block = own[moving], block[moving]
+        share = area[moving] / covered[own]
         self._x += np.bincount(block, share * x, self._count)
         self._y += np.bincount(block, share * y, self._count)
-        np.maximum.at(self._fastest, block, np.hypot(x, y))
+        speed = np.bincount(own, share * np.hypot(x, y), len(sizes) * self._count)
+        self._raise(self._fastest, speed.reshape(len(sizes), self._count))
 
     def _add_uncovered(self, blocks: BoolGrid) -> None:
         """Add uncovered macroblocks ``[pictures, count]``."""
         if self._seen is not None:
             blocks = blocks & self._seen
+        self._raise(self._intra, blocks)
+
+    def _raise(self, cells: FloatGrid, blocks: npt.NDArray[Any]) -> None:
+        """Raise ``cells`` to the largest mean over each of ``blocks [pictures, count]``."""
         planes = blocks.reshape(-1, self._rows, self._cols).astype(np.float32)
-        np.maximum(self._intra, (self._down @ planes @ self._across).max(axis=0), out=self._intra)
+        np.maximum(cells, (self._down @ planes @ self._across).max(axis=0), out=cells)
 
     def _without(self, masked: BoolGrid) -> BoolGrid:
         """Mask ``[count]`` of macroblocks without a masked pixel."""
@@ -172,9 +175,7 @@ class MotionField:
         shape = (self._rows, self._cols)
         x = self._down @ self._x.reshape(shape).astype(np.float32) @ self._across
         y = self._down @ self._y.reshape(shape).astype(np.float32) @ self._across
-        fastest = np.maximum.reduceat(self._fastest.reshape(shape), self._row_spans, axis=0)[::2]
-        fastest = np.maximum.reduceat(fastest, self._col_spans, axis=1)[:, ::2]
-        planes = fastest.astype(np.float32), np.hypot(x, y), self._intra
+        planes = self._fastest, np.hypot(x, y), self._intra
         self.reset()
         return planes
 
@@ -221,11 +222,3 @@ class ReferenceDistance:
             1.0 if past is None else min(1.0, step / (pts - past)),
             1.0 if future is None else min(1.0, step / (future - pts)),
         )
-
-
-def _spans(shares: FloatGrid) -> npt.NDArray[np.intp]:
-    """Start and end of each cell's non-zero blocks, interleaved as ``ufunc.reduceat`` expects."""
-    touched = shares > 1e-6
-    starts = touched.argmax(axis=1)
-    ends = touched.shape[1] - touched[:, ::-1].argmax(axis=1)
-    return np.stack([starts, ends], axis=1).ravel()

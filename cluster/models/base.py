@@ -30,7 +30,7 @@ from cluster.models.checkpoint import (
     weights_digest,
 )
 from cluster.models.float8 import use_float8
-from cluster.models.layers import DecoderLayer, check_language_model
+from cluster.models.layers import DecoderLayer, Rotary, check_language_model
 from cluster.models.upload import to_device, upload
 from cluster.types import PatchGeometry, PatchGrid
 
@@ -398,9 +398,9 @@ class VisionLanguageModel(ABC):
         return biases.view(len(attentions), -1, 1, head_size(self.text_config))
 
     @torch.no_grad()
-    def raw_query(self, index: int, hidden: Tensor) -> Tensor:
-        """Queries ``[n, H, d]`` before rotary that layer ``index`` would compute from ``hidden [n, D]``."""
-        return self._decoder[index].raw_query(hidden)
+    def projections(self, index: int, hidden: Tensor, rotary: Rotary | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """See :meth:`DecoderLayer.projections`, of layer ``index``."""
+        return self._decoder[index].projections(hidden, rotary)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -446,7 +446,7 @@ class VisionLanguageModel(ABC):
     def llm_flops(self, computed: float, attended: float, omitted: tuple[float, float] = (0, 0)) -> int:
         """FLOPs of the decoder layers for ``computed`` tokens whose attention spans sum to ``attended``: linear layers
         and attention products, without norms, activations, rotary, and the output head, which only each question's last
-        token passes through. ``omitted``: tokens that the last layer only projects, and the sum of their spans."""
+        token passes through. ``omitted``: tokens that a layer only projects, and the sum of their spans."""
         config, weights, size = self.text_config, self._layer_weights, head_size(self.text_config)
         heads, projected = config.num_attention_heads, config.num_attention_heads + 2 * config.num_key_value_heads
         linear = computed * sum(weights) - omitted[0] * (weights[-1] - projected * size * config.hidden_size)

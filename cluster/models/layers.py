@@ -75,10 +75,7 @@ class DecoderLayer:
         """``hidden [n, D]`` after the layer; ``between`` is called with it after attention. ``rotary``: per row, see
         :func:`layer_rotary`; ``None``: queries and keys are not rotated. ``wanted [m]``: the rows to return, those for
         which ``attend`` then returns attention; others are only projected."""
-        turned, value = self._projections(hidden)
-        if rotary is not None:
-            turned = rotated(turned, *rotary)
-        query, key = torch.split(turned, [self._heads, self._kv_heads], 1)
+        query, key, value = self.projections(hidden, rotary)
         attended = attend(index, query, key, value, self._scale)
         if wanted is not None:
             hidden = hidden.index_select(0, wanted)
@@ -89,19 +86,19 @@ class DecoderLayer:
             between(hidden)
         return self._mlp(hidden, rms_norm(self._after, hidden))
 
-    def raw_query(self, hidden: Tensor) -> Tensor:
-        """Queries ``[n, H, d]`` before rotary, from ``hidden [n, D]``."""
-        return self._projections(hidden)[0][:, : self._heads]
-
-    def _projections(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys, concatenated ``[n, H + Hkv, d]``, and values ``[n, Hkv, d]``."""
+    def projections(self, hidden: Tensor, rotary: Rotary | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries ``[n, H, d]``, keys and values ``[n, Hkv, d]`` of ``hidden [n, D]``; queries and keys are rotated if
+        ``rotary`` is given."""
         heads, kv_heads = self._heads, self._kv_heads
         projected = self._project(rms_norm(self._before, hidden)).view(len(hidden), -1, self._size)
         query_key, value = torch.split(projected, [heads + kv_heads, kv_heads], 1)
         if self._norms is not None:
             of_query, of_key = self._norms
             query_key = torch.cat((rms_norm(of_query, query_key[:, :heads]), rms_norm(of_key, query_key[:, heads:])), 1)
-        return query_key, value
+        if rotary is not None:
+            query_key = rotated(query_key, *rotary)
+        query, key = torch.split(query_key, [heads, kv_heads], 1)
+        return query, key, value
 
 
 class GatedMLP:

@@ -218,7 +218,7 @@ class EncodedPacket:
 class ChangeGrid:
     """Change since the last sample, from the codec and luma, on the patch grid; planes are ``[rows, cols]`` float32.
 
-    * ``max_motion``: largest displacement of any block covering the cell in any frame, native pixels per frame
+    * ``max_motion``: mean displacement over the cell in the frame where it is largest, native pixels per frame
     * ``net_motion``: length of the displacement summed over the skipped frames, native pixels
     * ``intra``: largest fraction of the cell covered by intra or uncovered blocks in any inter frame, 0..1
     * ``luma``: mean absolute luma difference to the previous sample, grey levels, global gain removed

@@ -283,12 +283,10 @@ def _thin(policy: str, plan):
     amounts = plan.work.narrowing.amounts
 
     def leading(layer: int, computed: np.ndarray, new: Tensor, old: Tensor) -> np.ndarray:
-        if layer + 1 == len(amounts):
-            return computed
         places = [(i + 0.5) / length for length in lengths for i in range(length)][: len(computed)]
         order = sorted(range(len(computed)), key=lambda token: places[token])
         chosen = np.zeros(len(computed), dtype=bool)
-        chosen[order[: amounts[layer + 1]]] = True
+        chosen[order[: amounts[layer]]] = True
         return chosen
 
     return leading

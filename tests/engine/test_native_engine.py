@@ -73,8 +73,12 @@ def test_narrowing_policies_report_the_mean_over_layers(engine, make_camera, mak
     engine.admit(make_spec(refresh="topk_deviation", refresh_budget=0.25))
     answer = run(engine, [camera.sample(i) for i in range(12)])[-1]
     overlap = answer.tokens.reused + answer.tokens.refreshed
-    # Three layers: two with everything, one with a quarter.
+    # Three layers: the first with everything, the second projects everything, the last has a quarter.
     assert answer.tokens.refreshed == round((2 * overlap + round(0.25 * overlap)) / 3)
+    window, kept = engine.stats.windows[-1], round(0.25 * overlap)
+    # The last layer, too, only projects what is not read.
+    last = window.computed * 3 - 2 * (overlap + answer.tokens.new + answer.tokens.query)
+    assert window.omitted[0] == (overlap - kept) + last - 1
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_a_layer_computes_the_queries_that_were_foretold(model: VisionLanguageMo
 
     for index in range(len(model.layers)):
         model.run_layer(index, hidden, embeds, None, attend, between.append)
-        assert torch.allclose(model.raw_query(index, hidden), seen[-1], atol=1e-6)
+        assert torch.allclose(model.projections(index, hidden)[0], seen[-1], atol=1e-6)
         # Attention that gives nothing leaves the residual stream as it was.
         assert torch.allclose(between[-1], hidden, atol=1e-6)
     assert len(seen) == len(between) == len(model.layers)

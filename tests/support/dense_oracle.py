@@ -17,7 +17,7 @@ from cluster.lab.bench.faults.positions import RULES, SeenFrame
 from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel
 from cluster.types import MICROSECONDS, FrameSample
 
-# Given a layer that is through and the KV of all overlap tokens, new and old: which of them go on.
+# Given a layer above the first and the KV there of all overlap tokens, new and old: which of them it computes.
 Thin = Callable[[int, np.ndarray, Tensor, Tensor], np.ndarray]
 
 
@@ -95,12 +95,15 @@ class DenseOracle:
         old = held.clone()
         inner = slice(len(system), len(system) + visual)
         for index, layer in enumerate(model.layers):
-            active = torch.ones(count, dtype=torch.bool, device=model.device)
-            active[inner] = torch.from_numpy(computed).to(model.device)
             attention = layer.self_attn
             normed = layer.input_layernorm(hidden)
             k = getattr(attention, "k_norm", no_norm)(attention.k_proj(normed).view(count, kv_heads, size))
             v = attention.v_proj(normed).view(count, kv_heads, size)
+            if thin is not None and index > 0:
+                new = torch.stack([k[inner], v[inner]])[:, :overlap]
+                computed[:overlap] = thin(index, computed[:overlap], new, old[:, index, :overlap])
+            active = torch.ones(count, dtype=torch.bool, device=model.device)
+            active[inner] = torch.from_numpy(computed).to(model.device)
             stale = ~active
             k[stale], v[stale] = old[0, index][stale[inner]], old[1, index][stale[inner]]
             held[0, index], held[1, index] = k[inner], v[inner]
@@ -118,8 +121,6 @@ class DenseOracle:
             # What is not computed has no hidden state: make sure that nobody reads one.
             after[stale] = float("nan")
             hidden = torch.where(active[:, None], after, torch.zeros((), device=model.device))
-            if thin is not None:
-                computed[:overlap] = thin(index, computed[:overlap], held[:, index, :overlap], old[:, index, :overlap])
         return model.logits(hidden[-1:])[0], held
 
     def _positions(

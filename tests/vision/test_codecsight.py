@@ -26,7 +26,7 @@ def test_matches_the_published_rule_written_as_loops(seed, alpha, make_frame):
         anchor = index == 0 or rng.random() < 0.2
         motion = rng.exponential(0.08, SHAPE).astype(np.float32)
         luma = rng.exponential(1.0, SHAPE).astype(np.float32)
-        intra = np.where(rng.random(SHAPE) < 0.02, 0.5, 0.0).astype(np.float32)
+        intra = np.where(rng.random(SHAPE) < 0.02, rng.choice([0.5, 0.75], SHAPE), 0.0).astype(np.float32)
         frame = make_frame(
             80, index=index, anchor=anchor, fresh=index == 0, max_motion=motion, difference=luma, intra=intra
         )
@@ -36,7 +36,7 @@ def test_matches_the_published_rule_written_as_loops(seed, alpha, make_frame):
             assert mask.all()
             continue
         for row, col in np.ndindex(SHAPE):
-            if motion[row, col] + np.float32(alpha) * luma[row, col] > 0.25 or intra[row, col] > 0:
+            if motion[row, col] + np.float32(alpha) * luma[row, col] > 0.25 or intra[row, col] > 0.5:
                 active.add((row // 2, col // 2))
         expected = {(row // 2, col // 2) for row, col in np.argwhere(mask).tolist()}
         assert expected == active

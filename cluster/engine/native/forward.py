@@ -108,7 +108,7 @@ class StreamPass:
 @dataclass(slots=True)
 class PassStats:
     """Work of one stream in one pass, summed over layers: rows, and attended pairs of row and slot. ``omitted``: rows
-    and pairs that the last layer omits, but the sums include."""
+    that a layer only projects, and their pairs, which the sums include."""
 
     layers: int
     rows: int = 0
@@ -169,14 +169,22 @@ class _Rows:
 
     def narrow(self, keep: Tensor) -> BoolArray:
         """Drop the narrowable rows not in ``keep``; returns the mask ``[rows]`` of rows that stay."""
-        kept = keep.cpu().numpy()
+        kept, rows = keep.cpu().numpy(), len(self)
         stays = np.ones(len(self), dtype=bool)
         stays[self.narrowable[~kept]] = False
         visual = stays[: len(self.slots)]
         self.slots = self.slots[visual]
         self.narrowable = (np.cumsum(visual) - 1)[self.narrowable[kept]]
         self._build_runs()
+        if self.stream.narrowing is not None and self.stream.narrowing.compares:
+            self._count_projected(rows - len(self))
         return stays
+
+    def _count_projected(self, rows: int) -> None:
+        """Account for rows that a layer only projects, to compare their KV."""
+        self.stats.rows += rows
+        self.stats.narrowable_rows += rows
+        self.stats.omitted = rows, 0
 
 
 def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], kernel: Kernel[Any]) -> list[PassResult]:
@@ -194,17 +202,13 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
         if not len(hidden):
             # Before a window's end there are no questions, and narrowing may leave no rows.
             break
-        before = {i: _narrowable_kv(r, index) for i, r in enumerate(rows) if _narrows(r, index)}
         predict = partial(ragged.predict, index + 1) if ragged.past and index + 1 < last else None
         hidden = model.run_layer(index, hidden, embeds, rotary, ragged, predict)
-        if before:
+        if any(_narrows(each, index + 1) for each in rows):
             for each in rows:
                 each.count_layers(index + 1)
             _distribute_queries(rows, ragged, cos, sin)
-            stays = [
-                _keep(r, index, before[i]) if i in before else np.ones(len(r), dtype=bool) for i, r in enumerate(rows)
-            ]
-            kept = ragged.pool.index(np.flatnonzero(np.concatenate(stays)))
+            kept = ragged.pool.index(np.flatnonzero(_rows_kept(model, rows, index + 1, hidden, cos, sin)))
             hidden, embeds = hidden.index_select(0, kept), embeds.index_select(0, kept)
             cos, sin = cos.index_select(0, kept), sin.index_select(0, kept)
             if len(kept):
@@ -218,7 +222,8 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
     for each in rows:
         each.count_layers(last + 1)
         read = [_last_row(run, row) for row, run in enumerate(each.stream.tail_runs)]
-        each.stats.omitted = len(each) - len(read), each.attended - sum(run.attended for run in read)
+        pairs = each.attended - sum(run.attended for run in read)
+        each.stats.omitted = each.stats.omitted[0] + len(each) - len(read), pairs
         first, end = end, end + len(read)
         results.append(PassResult(hidden[first:end], each.slots, each.stats, each.queries))
     return results
@@ -294,16 +299,28 @@ def _distribute_queries(rows: Sequence[_Rows], ragged: RaggedAttention, cos: Ten
 
 def _narrows(rows: _Rows, layer: int) -> bool:
     narrowing = rows.stream.narrowing
-    return narrowing is not None and narrowing.after(layer)
+    return narrowing is not None and narrowing.before(layer)
 
 
-def _narrowable_kv(rows: _Rows, layer: int) -> tuple[Tensor, Tensor]:
-    """Copies of ``K, V [n, Hkv, d]`` in the slots of the narrowable rows; keys are rotated."""
-    pool = rows.stream.pool
-    slots = pool.index(rows.stream.table[rows.slots[rows.narrowable]])
-    return pool.k[layer].index_select(0, slots), pool.v[layer].index_select(0, slots)
-
-
-def _keep(rows: _Rows, layer: int, old: tuple[Tensor, Tensor]) -> BoolArray:
-    assert rows.stream.narrowing is not None
-    return rows.narrow(rows.stream.narrowing.select_kept(KVChange(layer, *_narrowable_kv(rows, layer), *old)))
+def _rows_kept(
+    model: VisionLanguageModel, rows: Sequence[_Rows], layer: int, hidden: Tensor, cos: Tensor, sin: Tensor
+) -> BoolArray:
+    """Narrow the streams that do so before ``layer``; the mask of the packed rows ``hidden [n, D]`` that stay."""
+    stays: list[BoolArray] = []
+    first = 0
+    for each in rows:
+        count, narrowing, change = len(each), each.stream.narrowing, None
+        if narrowing is None or not narrowing.before(layer):
+            stays.append(np.ones(count, dtype=bool))
+        else:
+            if narrowing.compares:
+                pool = each.stream.pool
+                at = pool.index(each.narrowable + first)
+                rotary = layer_rotary(cos.index_select(0, at), sin.index_select(0, at))
+                _, key, value = model.projections(layer, hidden.index_select(0, at), rotary)
+                slots = pool.index(each.stream.table[each.slots[each.narrowable]])
+                old = pool.k[layer].index_select(0, slots), pool.v[layer].index_select(0, slots)
+                change = KVChange(key, value, *old)
+            stays.append(each.narrow(narrowing.select_kept(layer, change)))
+        first += count
+    return np.concatenate(stays)

@@ -218,7 +218,7 @@ class FramePast:
     def predict(self, layer: int, hidden: Tensor, counts: Sequence[int]) -> None:
         """Prefetch what ``hidden [r, D]``, ``counts`` rows per frame, will read in ``layer``; it lacks only the
         preceding MLP."""
-        query = self._by_frame(self._model.raw_query(layer, hidden).transpose(0, 1))
+        query = self._by_frame(self._model.projections(layer, hidden)[0].transpose(0, 1))
         self._count_scores(layer, query)
         self._flops += self._projection_flops * len(hidden)
         self.session.prefetch(layer, query, [self._group * count for count in counts])

@@ -129,7 +129,7 @@ class MemoryAttention:
 
     def _predict(self, layer: int, hidden: Tensor) -> None:
         """Prefetch a layer's blocks with its own query on ``hidden [n, D]``, which lacks only the preceding MLP."""
-        query = self._model.raw_query(layer, hidden).transpose(0, 1)
+        query = self._model.projections(layer, hidden)[0].transpose(0, 1)
         self._retrieval.prefetch(layer, query.reshape(self._model.text_config.num_key_value_heads, -1, query.shape[2]))
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

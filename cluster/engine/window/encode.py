@@ -68,6 +68,6 @@ def warm_up(model: VisionLanguageModel) -> None:
     shape = grid.rows * grid.cols, grid.temporal, 3, grid.patch, grid.patch
     cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
     (frame,) = model.encode([PatchBatch(torch.zeros(shape, dtype=torch.uint8), cells, grid)])
-    model.raw_query(0, frame.embeds[:, : model.text_config.hidden_size])
+    model.projections(0, frame.embeds[:, : model.text_config.hidden_size])
     del frame
     torch.cuda.empty_cache()

@@ -14,9 +14,10 @@ class WindowStats:
     """Work done for one computed window. FLOPs as the model counts them (multiply-add = 2).
 
     ``computed``: rows through the language model; ``attended``: pairs of a row and a slot it attended to; both averaged
-    over layers (a narrowing policy computes fewer rows in deeper ones). ``omitted``: of both, what the last layer
-    omits, as only each question's last row is read after it. ``decoded``: explanation tokens, which are not
-    in ``llm_flops``. ``reads``: what the window's frames read of the past, which ``attended`` includes.
+    over layers (a narrowing policy computes fewer rows in deeper ones). ``omitted``: of both, what a layer only
+    projects to keys and values: the last one all but each question's last row, and CacheBlend's probe what is dropped
+    there. ``decoded``: explanation tokens, which are not in ``llm_flops``. ``reads``: what the window's frames read of
+    the past, which ``attended`` includes.
     """
 
     stream: str

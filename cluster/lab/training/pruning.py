@@ -260,18 +260,28 @@ def prune_samples(
     pruning: Pruning,
     rng: np.random.Generator,
 ) -> list[PrunedFrame]:
-    """Prune and label the frames of these samples; the first is fresh and complete."""
-    instants = [(sample.second, sample.objects) for sample in samples]
-    return [
-        make_pruned_frame(
-            cut,
-            instants[number * grid.temporal : (number + 1) * grid.temporal],
-            events,
-            0.0 if cut.anchor else pruning.loss,
-            rng,
+    """Prune and label the frames of these samples, and drop a random share of the tokens of those that are no anchors
+    (``pruning.loss``); the first is fresh and complete."""
+    frames: list[PrunedFrame] = []
+    for number, cut in enumerate(sample_frames(samples, grid, pruning)):
+        shown = samples[number * grid.temporal : (number + 1) * grid.temporal]
+        groups: BoolGrid = any_in_group(cut.mask, grid.merge)
+        patches = cut.patches
+        if pruning.loss and not cut.anchor:
+            stays = rng.random(int(groups.sum())) >= pruning.loss
+            groups[groups] = stays
+            patches = patches[np.repeat(stays, grid.merge**2)]
+        labels = token_labels([(sample.second, sample.objects) for sample in shown], events, grid)
+        frames.append(
+            PrunedFrame(
+                time_s=shown[0].second,
+                complete=len(patches) == grid.tokens * grid.merge**2,
+                cells=np.argwhere(groups),
+                patches=patches,
+                labels=labels.take(groups.ravel()),
+            )
         )
-        for number, cut in enumerate(sample_frames(samples, grid, pruning))
-    ]
+    return frames
 
 
 def sample_frames(samples: Sequence[RenderedSample], grid: PatchGrid, pruning: Pruning) -> Iterator[FrameSample]:
@@ -291,32 +301,3 @@ def sample_frames(samples: Sequence[RenderedSample], grid: PatchGrid, pruning: P
         cut = sampler.feed(SampledPicture(index, pts, anchor, index == 0, grid, sample.rgb, luma, cue))
         if cut is not None:
             yield cut
-
-
-def make_pruned_frame(
-    cut: FrameSample,
-    pair: Sequence[LabelledInstant],
-    events: Sequence[SceneEvent],
-    loss: float,
-    rng: np.random.Generator,
-) -> PrunedFrame:
-    """Label a sampler's frame and drop a random share ``loss`` of its tokens.
-
-    ``pair``: time and objects of each of its samples.
-    """
-    grid = cut.grid
-    groups: BoolGrid = any_in_group(cut.mask, grid.merge)
-    patches = cut.patches
-    if loss:
-        stays = rng.random(int(groups.sum())) >= loss
-        groups = groups.copy()
-        groups[groups] = stays
-        patches = patches[np.repeat(stays, grid.merge**2)]
-    labels = token_labels(pair, events, grid)
-    return PrunedFrame(
-        time_s=pair[0][0],
-        complete=len(patches) == grid.tokens * grid.merge**2,
-        cells=np.argwhere(groups),
-        patches=patches,
-        labels=labels.take(groups.ravel()),
-    )

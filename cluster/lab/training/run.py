@@ -36,19 +36,15 @@ MEMORY_S = 40.0
 _TOLERANCE = 1e-3
 
 
-TRAINING_STAGES = ("tower", "language", "windows", "codec")
+TRAINING_STAGES = ("tower", "language", "windows")
 """Names of the stages in execution order; ``export`` follows."""
 
 FROZEN = "frozen-tower.pt"
 """File in the run's folder with the frozen tower of the stage ``language``."""
 
-CACHE = "recorded"
-"""Subfolder of the run that caches pruned frames of encoded scenes."""
 
-
-def make_stage(settings: Settings, stage: StageSettings, encoded_scenes: Path | None, folder: Path = Path()) -> Stage:
-    """Build a stage. ``encoded_scenes``: folder of encoded scenes for ``codec``; their pruned frames are cached below
-    ``folder``. Raises ``ConfigError``: unknown stage, or ``codec`` without scenes."""
+def make_stage(settings: Settings, stage: StageSettings, folder: Path = Path()) -> Stage:
+    """Build a stage of the run in ``folder``. Raises ``ConfigError``: unknown stage."""
     grid = picture_grid(settings.model)
     shape, seed = settings.shape, settings.seed
     make: Callable[[int], Example]
@@ -59,13 +55,6 @@ def make_stage(settings: Settings, stage: StageSettings, encoded_scenes: Path | 
         make = FrozenTowerExamples(WindowExamples(shape, seed), str(folder / FROZEN), shape)
     elif stage.name == "windows":
         make = WindowExamples(shape, seed)
-    elif stage.name == "codec":
-        if encoded_scenes is None:
-            raise ConfigError("the codec stage needs encoded scenes; name their folder with --codec-scenes DIR")
-        from cluster.lab.training.encoded_examples import EncodedExamples, list_training_clips
-
-        list_training_clips(encoded_scenes)
-        make = EncodedExamples(str(encoded_scenes), str(folder / CACHE), shape, seed)
     else:
         raise ConfigError(f"unknown stage {stage.name!r}; there are: {', '.join(TRAINING_STAGES)}, export")
     loss = partial(window_loss, grid=grid, train_tower=stage.train_tower)
@@ -226,7 +215,6 @@ def train(
     folder: Path,
     tell: Tell,
     *,
-    encoded_scenes: Path | None = None,
     resume: bool = True,
     export_model: bool = True,
     initial_models: Sequence[Path] = (),
@@ -243,7 +231,7 @@ def train(
     torch.manual_seed(settings.seed)
     model = TrainableModel.fresh(settings.model, settings.seed, settings.device)
     heads = DenseHeads(model.text_config.hidden_size).to(settings.device)
-    wanted = {stage.name: make_stage(settings, stage, encoded_scenes, folder) for stage in settings.stages}
+    wanted = {stage.name: make_stage(settings, stage, folder) for stage in settings.stages}
     if initial_models:
         load_mean_weights(initial_models, model)
     elif TRAINING_STAGES[0] in wanted and not (resume and (folder / f"{TRAINING_STAGES[0]}.pt").is_file()):

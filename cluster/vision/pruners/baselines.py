@@ -28,9 +28,10 @@ class CodecSight(Pruner):
     """Motion above a fixed threshold, sticky until the next anchor.
 
     CodecSight, eq. 1-4: ``M = V + alpha R``, ``dynamic = M > tau``; the active set is the union over the samples since
-    the anchor, completed to whole groups. Beyond the paper, vectors are taken from all pictures since the last sample,
-    B-pictures included, and intra-coded and uncovered cells are dynamic, as new content has no vector. Without vectors
-    (HEVC, AV1) ``V`` is zero and, unless ``alpha`` is set, luma above ``luma_threshold`` stands in for it.
+    the anchor, completed to whole groups. Vectors are resampled from blocks to cells by area. Beyond the paper, all
+    pictures since the last sample count, B-pictures included, and cells that are mostly intra-coded or uncovered are
+    dynamic, as new content has no vector. Without vectors (HEVC, AV1) ``V`` is zero and, unless ``alpha`` is set, luma
+    above ``luma_threshold`` stands in for it.
     """
 
     knob: ClassVar[str] = "tau"
@@ -41,7 +42,7 @@ class CodecSight(Pruner):
     alpha: float = 0.0
     """Weight of the residual. Decoders do not export it; the cell's luma difference (grey levels) is its proxy."""
 
-    intra_threshold: float = 0.0
+    intra_threshold: float = 0.5
     """Share of a cell, intra-coded or uncovered in some frame, above which it is new content."""
 
     luma_threshold: float = 5.0

@@ -34,7 +34,7 @@ def test_a_short_run_leaves_a_model_that_loads_and_a_log(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "_EXPORT_SCENES", 1)
     demo_model(
         out=tmp_path, stage=["tower", "windows", "export"], minutes=None, steps=2, batch=1, rate=None, preset="tiny",
-        codec_scenes=None, begin_with=None, optimizer="muon", device="cpu", threads=1, workers=0,
+        begin_with=None, optimizer="muon", device="cpu", threads=1, workers=0,
         seed=0, resume=True, validation_scenes=0,
     )  # fmt: skip
     assert {"tower.pt", "windows.pt", "model"} <= {path.name for path in tmp_path.iterdir()}

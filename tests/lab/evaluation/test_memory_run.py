@@ -22,6 +22,7 @@ from cluster.lab.evaluation.settings import WindowShape
 from cluster.lab.evaluation.work import ModelSpec
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.memory.bank import MemoryBank
+from cluster.memory.compress.attention import SnapKV
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.registry import compressors, organisers, retrievers
@@ -88,12 +89,34 @@ def test_at_an_instant_all_frames_that_ended_before_it_are_known_and_none_after(
     assert sum(chunk.tokens for chunk in seen) >= sum(s.tokens for s in samples if s.pts in wanted)
 
 
+def test_compressors_are_shown_the_rows_that_the_live_system_shows_them(recording, samples, tiny_engine, monkeypatch):
+    live = NativeEngine(tiny_engine.model, memories=MemoryBank(TierStack([Arena(64 * 2**20)])))
+    standing = StandingQuestion("q", "Is anyone there?")
+    live.admit(StreamSpec("cam", (standing,), 6.0, 2.0, static_gate=False, memory=MemorySpec("snapkv"), patient=True))
+    observe, shown = SnapKV.observe, []
+    monkeypatch.setattr(SnapKV, "observe", lambda self, rows: shown.append([*rows]) or observe(self, rows))
+    for sample in samples:
+        for request in live.push(replace(sample, stream="cam")):
+            live.step([request])
+    for request in live.flush("cam"):
+        live.step([request])
+    recorded = recording.instants[1].queries
+    for rows, wanted in zip(recorded, shown[-1], strict=True):
+        torch.testing.assert_close(rows, wanted, rtol=1e-3, atol=1e-4)
+    shown.clear()
+    filled_memory(recording.seen(1), ShareSetting("snapkv", "resv", "wicsum", share=1 / 4), recorded)
+    assert any(rows and torch.equal(torch.stack(rows), torch.stack(recorded)) for rows in shown)
+
+
 def test_a_recording_comes_back_as_it_was_saved_and_a_broken_one_not_at_all(recording, tmp_path):
     path = tmp_path / "deep" / "r.pt"
     recording.save(path)
     again = Recording.load(path)
     assert (again.begin, again.frame_s) == (recording.begin, recording.frame_s)
     for number in (0, 1):
+        rows = recording.instants[number].queries, again.instants[number].queries
+        assert rows[0]
+        assert all(torch.equal(*each) for each in zip(*rows, strict=True))
         for ours_, theirs in zip(recording.seen(number), again.seen(number), strict=True):
             assert (ours_.index, ours_.pts, ours_.rows, ours_.columns) == (
                 theirs.index,

@@ -36,7 +36,7 @@ class Quiet:
 @functools.cache
 def example(name: str, number: int) -> Example:
     """Each is drawn once for all tests."""
-    return make_stage(SETTINGS, StageSettings(name, rate=3e-3, batch=2, steps=6), None).make(number)
+    return make_stage(SETTINGS, StageSettings(name, rate=3e-3, batch=2, steps=6)).make(number)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def make_run(shape: Shape, tmp_path: Path) -> Callable[..., StageRun]:
         model = TrainableModel.fresh(shape, seed=seed)
         model.compute = torch.float32
         heads = DenseHeads(model.text_config.hidden_size)
-        made = replace(make_stage(SETTINGS, settings, None), make=functools.partial(example, name))
+        made = replace(make_stage(SETTINGS, settings), make=functools.partial(example, name))
         return StageRun(SETTINGS, made, model, heads, tmp_path / folder)
 
     return make

@@ -62,9 +62,8 @@ class RefreshContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVChange:
-    """New and cached KV at ``layer`` of the ``m`` overlap tokens still computed, ``[m, Hkv, d]``, keys unrotated."""
+    """New and cached KV of the ``m`` overlap tokens still computed, at one layer, ``[m, Hkv, d]``, keys rotated."""
 
-    layer: int
     k_new: Tensor
     v_new: Tensor
     k_old: Tensor
@@ -72,13 +71,16 @@ class KVChange:
 
 
 class Narrowing(Protocol):
-    """Drops overlap tokens from the computation between layers; they keep their cached KV in the layers above."""
+    """Drops overlap tokens from the computation between layers; they keep their cached KV from that layer on."""
 
-    def after(self, layer: int) -> bool:
-        """Whether to call :meth:`select_kept` after ``layer``."""
+    compares: ClassVar[bool]
+    """Whether it looks at the KV of the layer in question, for which all tokens are projected to keys and values."""
 
-    def select_kept(self, change: KVChange) -> Tensor:
-        """Mask ``[m]`` of the tokens that continue, on any device."""
+    def before(self, layer: int) -> bool:
+        """Whether to call :meth:`select_kept` before ``layer``, which is above the first."""
+
+    def select_kept(self, layer: int, change: KVChange | None) -> Tensor:
+        """Mask ``[m]`` of the tokens that continue, on any device; ``change`` at ``layer``, if it ``compares``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,6 +1,7 @@
 """Policies that narrow their selection between layers: ``first_percent`` (VLCache), ``topk_deviation`` (CacheBlend)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -46,28 +47,32 @@ class FirstPercent(RefreshPolicy):
 
 
 class Leading(Narrowing):
-    """After each layer, keep the tokens whose ``rank`` is within the next layer's amount."""
+    """Before each layer, keep the tokens whose ``rank`` is within its amount."""
+
+    compares: ClassVar[bool] = False
 
     def __init__(self, rank: IntArray, amounts: tuple[int, ...]) -> None:
         self.rank = rank
         self.amounts = amounts
 
-    def after(self, layer: int) -> bool:
-        return self.amounts[layer + 1] < self.amounts[layer]
+    def before(self, layer: int) -> bool:
+        return self.amounts[layer] < self.amounts[layer - 1]
 
-    def select_kept(self, change: KVChange) -> Tensor:
-        stays = self.rank < self.amounts[change.layer + 1]
+    def select_kept(self, layer: int, change: KVChange | None) -> Tensor:
+        del change
+        stays = self.rank < self.amounts[layer]
         self.rank = self.rank[stays]
         return torch.from_numpy(stays)
 
 
 @dataclass(frozen=True, slots=True)
 class TopKDeviation(RefreshPolicy):
-    """CacheBlend (Yao et al. 2025): compute layers ``0..probe`` for every overlap token, then continue with those of
-    largest ``‖K_new − K_old‖² + ‖V_new − V_old‖²`` at the probe layer: ``share`` of them, or the budget.
+    """CacheBlend (Yao et al. 2025): compute the layers below ``probe`` for every overlap token, then continue with
+    those of largest ``‖K_new − K_old‖² + ‖V_new − V_old‖²`` at the probe layer: ``share`` of them, or the budget.
 
-    The probe costs ``probe + 1`` layers for every overlap token; as in the paper, the budget counts only the tokens
-    that continue. The paper narrows a little at every layer, not once.
+    As in the published code, the probe layer only projects the other tokens to keys and values. The first layer cannot
+    be the probe, as its KV does not depend on other tokens. As in the paper, the budget counts only the tokens that
+    continue. The paper narrows a little at every layer, not once.
     """
 
     share: float = 0.15
@@ -76,22 +81,25 @@ class TopKDeviation(RefreshPolicy):
     def select(self, context: RefreshContext) -> Selection:
         wanted = context.tokens(round(self.share * len(context)))
         everything = np.ones(len(context), dtype=bool)
-        # At most the last but one layer: after the last, there is nothing left to save.
-        narrowing = Deviation(layer=min(self.probe, context.layers - 2), tokens=wanted)
+        narrowing = Deviation(layer=min(self.probe, context.layers - 1), tokens=wanted)
         return Selection(everything, narrowing if wanted < len(context) else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation(Narrowing):
-    """After ``layer``, keep the ``tokens`` with the largest deviation."""
+    """Before ``layer``, keep the ``tokens`` with the largest deviation there."""
 
     layer: int
     tokens: int
 
-    def after(self, layer: int) -> bool:
+    compares: ClassVar[bool] = True
+
+    def before(self, layer: int) -> bool:
         return layer == self.layer
 
-    def select_kept(self, change: KVChange) -> Tensor:
+    def select_kept(self, layer: int, change: KVChange | None) -> Tensor:
+        del layer
+        assert change is not None
         deviation = _square(change.k_new, change.k_old) + _square(change.v_new, change.v_old)
         keep = torch.zeros_like(deviation, dtype=torch.bool)
         keep[deviation.topk(min(self.tokens, len(deviation))).indices] = True

@@ -59,10 +59,12 @@ class Watched:
 
     * ``chunks``: KV of its frames, in time order
     * ``passages``: per object, its sorted token numbers: index in ``chunks`` times 2^20, plus cell
+    * ``queries``: rows of the standing question, see :func:`~cluster.lab.evaluation.memory.answer.filled_memory`
     """
 
     chunks: Sequence[KVChunk]
     passages: Sequence[Tensor]
+    queries: Sequence[Tensor] = ()
 
     def token_numbers(self, memory: StreamMemory, frame: Tensor, cell: Tensor) -> Tensor:
         """Token numbers of tokens in a memory, given the memory's frame numbers and cells."""
@@ -130,7 +132,7 @@ def watch(model: VisionLanguageModel, scene: LongScene, folder: Path, fps: float
                 kept = np.intersect1d(cells, chunk.cell.numpy())
                 shown.setdefault(object_id, []).extend((number * _CELLS + kept).tolist())
     passages = [torch.tensor(sorted(set(tokens))) for tokens in shown.values() if tokens]
-    return Watched(chunks, passages)
+    return Watched(chunks, passages, recording.instants[0].queries)
 
 
 def repeated(watched: Watched, chunks: Sequence[KVChunk]) -> Watched:
@@ -175,7 +177,7 @@ def _recall(watched: Sequence[Watched], setting: ShareSetting) -> tuple[Floats, 
     """Recall of every passage, and the share of tokens held."""
     found, held, total = [], 0, 0
     for each in watched:
-        _, memory = filled_memory(each.chunks, setting)
+        _, memory = filled_memory(each.chunks, setting, each.queries)
         found.append(found_passages(memory, each))
         held += memory.tokens
         total += each.tokens * sum(map(len, memory.heads))

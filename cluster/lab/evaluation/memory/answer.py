@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter
+from torch import Tensor
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import NotReadyError
@@ -77,7 +78,7 @@ def answer_scene(
     incomplete = 0
     for at_s in sorted({question.at_s for question in questions}):
         chunks = recording.seen(instants[at_s])
-        engine.memories, memory = filled_memory(chunks, setting)
+        engine.memories, memory = filled_memory(chunks, setting, recording.instants[instants[at_s]].queries)
         asked = [(number, question) for number, question in enumerate(questions) if question.at_s == at_s]
         for number, question in asked:
             found[number], whole = _ask(engine, memory, recording, video, number, question)
@@ -103,9 +104,15 @@ def open_memory(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[Memor
     return bank, bank.get_memory(STREAM)[0]
 
 
-def filled_memory(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[MemoryBank, StreamMemory]:
-    """:func:`open_memory`, filled with these frames and settled."""
+def filled_memory(
+    chunks: Sequence[KVChunk], setting: ShareSetting, queries: Sequence[Tensor] = ()
+) -> tuple[MemoryBank, StreamMemory]:
+    """:func:`open_memory`, filled with these frames and settled. ``queries``: question rows, see
+    :class:`~cluster.lab.evaluation.memory.recording.Instant`; every compression goes by them, as a camera's questions
+    stay the same."""
     bank, memory = open_memory(chunks, setting)
+    if queries:
+        memory.observe_queries(queries)
     for chunk in chunks:
         # Not through the bank, which would restart a memory whose policy fails.
         memory.add_chunk(chunk)

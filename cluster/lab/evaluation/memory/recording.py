@@ -38,11 +38,13 @@ _MANIFESTS = 8 * 2**20
 @dataclass(frozen=True, slots=True, eq=False)
 class Instant:
     """State when a question is asked. ``at_s``: seconds from the first frame; ``left``: number of frames that have left
-    the window; ``window``: frames in it."""
+    the window; ``window``: frames in it; ``queries``: the standing question's latest rows, per layer ``[Hkv, r, D]``,
+    which compressors may go by; empty before the first window."""
 
     at_s: float
     left: int
     window: tuple[KVChunk, ...]
+    queries: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +64,7 @@ class Recording:
 
     def save(self, path: Path) -> None:
         """Write to a file. Raises ``SightlineError``: the file cannot be written."""
-        instants = [(each.at_s, each.left, _packed(each.window)) for each in self.instants]
+        instants = [(each.at_s, each.left, _packed(each.window), list(each.queries)) for each in self.instants]
         body = {"begin": self.begin, "frame_s": self.frame_s, "left": _packed(self.left), "instants": instants}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,8 +78,11 @@ class Recording:
         """Read a saved recording; None if missing or invalid."""
         try:
             body = torch.load(path, weights_only=True)
-            instants = tuple(Instant(at_s, left, _unpacked(window)) for at_s, left, window in body["instants"])
-            return cls(body["begin"], body["frame_s"], _unpacked(body["left"]), instants)
+            instants = [
+                Instant(at_s, left, _unpacked(window), tuple(queries))
+                for at_s, left, window, queries in body["instants"]
+            ]
+            return cls(body["begin"], body["frame_s"], _unpacked(body["left"]), tuple(instants))
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError):
             return None
 
@@ -95,11 +100,21 @@ def record(model: VisionLanguageModel, path: Path, shape: WindowShape, instants:
 
 
 class _ChunkCollector(MemoryBank):
-    """Collects the chunks that leave each stream's window, in bfloat16 as on a GPU, so that byte shares match."""
+    """Collects the chunks that leave each stream's window, in bfloat16 as on a GPU, so that byte shares match, and the
+    latest question rows of any."""
 
     def __init__(self) -> None:
         super().__init__(TierStack([Arena(_MANIFESTS)]))
         self.taken: dict[str, list[KVChunk]] = {}
+        self.queries: tuple[Tensor, ...] = ()
+
+    def wants_queries(self, stream: str) -> bool:
+        del stream
+        return True
+
+    def observe_queries(self, stream: str, queries: Sequence[Tensor]) -> None:
+        del stream
+        self.queries = tuple(each.cpu() for each in queries)
 
     def accept_chunk(self, chunk: KVChunk) -> None:
         self.taken.setdefault(chunk.stream, []).append(chunk.to(torch.bfloat16))
@@ -156,7 +171,7 @@ class _StreamRecorder:
             # As if the camera ended here: computes the frames since the last window, too.
             self._step(self._engine.flush(name))
             self._engine.evict(name)
-        self._instants.append(Instant(at_s, left, tuple(self._collector.taken.pop(name, ()))))
+        self._instants.append(Instant(at_s, left, tuple(self._collector.taken.pop(name, ())), self._collector.queries))
 
     def _step(self, requests: Sequence[WindowRequest]) -> None:
         for request in requests:
