@@ -86,8 +86,10 @@ def accuracy(
     count: Annotated[int | None, typer.Option("--count", "-n", metavar="N", min=1, help="Scenes to make.")] = None,
     seed: Annotated[int, typer.Option(metavar="S", help="Seed of the scenes to make.")] = 0,
     model: Model = "demo",
-    settings: Annotated[str, typer.Option(help="What to compare: basic, quick, systems, sweeps or ladder.")] = "quick",
-    quick: Annotated[bool, typer.Option("--quick", help="Few scenes: under five minutes.")] = False,
+    settings: Annotated[
+        str | None, typer.Option(help="What to compare: basic, quick, systems, sweeps, standard, full or ladder.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few scenes, quick settings: under five minutes.")] = False,
     window: Window = None,
     stride: Stride = None,
     fps: Fps = None,
@@ -108,7 +110,7 @@ def accuracy(
 
     $ sightline eval accuracy --quick
 
-    $ sightline eval accuracy --scenes out/test --validation out/val --settings sweeps --json out/accuracy.json
+    $ sightline eval accuracy --scenes out/test --validation out/val --settings standard --json out/accuracy.json
 
     $ sightline eval accuracy --dataset UCF_Crimes --layout ucf-crime --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
     """
@@ -125,7 +127,7 @@ def accuracy(
     loaded = spec.load()
     layout = layout if dataset else "scenes"
     shape = window_shape(loaded.settings, layout, window, stride, fps, anchor_interval)
-    compared = make_grid(settings, shape)
+    compared = make_grid(settings or ("quick" if quick else "standard"), shape)
     if dataset is None:
         from cluster.lab.scenes.questions import standing_question
         from cluster.lab.scenes.vocabulary import EVENT_KINDS

@@ -11,6 +11,9 @@ from cluster.errors import ConfigError
 from cluster.files import read_json
 from cluster.lab.evaluation.settings import LADDER
 
+# Rung -> row name of the same setting in other grids.
+_ALIASES = {"full": "replenish + anchors"}
+
 
 def read_accuracy_results(path: Path) -> dict[str, Any]:
     """Read the JSON of ``sightline eval accuracy --json``. Raises ``ConfigError``: missing, or not such a file."""
@@ -61,7 +64,7 @@ def build_ladder(results: Mapping[str, Any]) -> Ladder:
 
 
 def _row(rows: Mapping[str, Any], rung: str) -> Mapping[str, Any] | None:
-    row = rows.get(f"ladder {rung}")
+    row = rows.get(f"ladder {rung}", rows.get(_ALIASES.get(rung, "")))
     return row if isinstance(row, Mapping) and row.get("f1") is not None else None
 
 

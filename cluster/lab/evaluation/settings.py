@@ -156,6 +156,38 @@ def systems_grid(shape: WindowShape) -> list[Setting]:
     ]
 
 
+def standard_grid(shape: WindowShape) -> list[Setting]:
+    """``quick_grid``, the frontier of ours, every refresh policy at one budget, and the sweeps."""
+    interval = shape.anchor_interval_s
+    frontier = [
+        _with_anchor_interval(ours(replace(shape, anchor_interval_s=every), budget, options), every)
+        for every in (interval, 2 * interval)
+        for options in ({"margin": 3.0}, {}, {"margin": 7.0}, {"margin": 10.0})
+        for budget in (0.0, 0.1, 0.4)
+    ]
+    policies = [
+        Setting(_product_name("replenish", refresh, budget), "replenish", refresh, budget, shape=shape)
+        for refresh, budget in (("all", None), ("anchors", None), *((name, 0.1) for name in _budgeted_policies()))
+    ]
+    return [*quick_grid(shape), *frontier, *policies, *sweep_settings(shape)]
+
+
+def full_grid(shape: WindowShape) -> list[Setting]:
+    """``standard_grid`` and every pruner with every refresh policy at every budget."""
+    from cluster.registry import pruners
+
+    product = [
+        Setting(_product_name(pruner, refresh, budget), pruner, refresh, budget, shape=shape)
+        for pruner in pruners.names()
+        for refresh, budget in (
+            ("all", None),
+            ("none", None),
+            *((name, share) for name in _budgeted_policies() for share in (None, *BUDGETS[1:])),
+        )
+    ]
+    return [*standard_grid(shape), *product]
+
+
 def sweep_settings(shape: WindowShape) -> list[Setting]:
     """Curves of the paper's figures 16 to 18, and over window, budget and the GOP of the re-encoded video (also its
     anchor interval), for CodecSight, ours and (over stride and window) full computation."""
@@ -211,6 +243,8 @@ GRIDS: dict[str, Callable[[WindowShape], list[Setting]]] = {
     "quick": quick_grid,
     "systems": systems_grid,
     "sweeps": lambda shape: [*quick_grid(shape), *sweep_settings(shape)],
+    "standard": standard_grid,
+    "full": full_grid,
     "ladder": ladder_grid,
 }
 
@@ -242,3 +276,14 @@ _SHAPES = ("stride", "anchor interval", "camera GOP", "window")
 def _sweep_point(base: Setting, curve: str, place: float) -> Setting:
     varied = f", {curve} {place:g}" if curve in _SHAPES else f" ({curve} curve)"
     return replace(base, name=base.name + varied, sweep=(curve, place))
+
+
+def _budgeted_policies() -> list[str]:
+    """Names of refresh policies that take a budget."""
+    from cluster.registry import refresh_policies
+
+    return [name for name in refresh_policies.names() if refresh_policies.get(name).budgeted]
+
+
+def _product_name(pruner: str, refresh: str, budget: float | None) -> str:
+    return f"{pruner} + {refresh}" + ("" if budget is None else f" {budget:g}")

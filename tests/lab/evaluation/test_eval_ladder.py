@@ -55,7 +55,7 @@ def test_two_videos_give_a_ladder_without_intervals(tmp_path) -> None:
 
 
 def test_rungs_without_a_row_fall_as_in_the_default_ladder_and_say_so(tmp_path) -> None:
-    found = build_ladder(results(tmp_path, row("ladder full", 0.8, 400), row("ladder prune", 0.4, 400)))
+    found = build_ladder(results(tmp_path, row("replenish + anchors", 0.8, 400), row("ladder prune", 0.4, 400)))
     assert found.rungs[1].f1 == pytest.approx(0.5)
     guesses = default().rungs
     assert found.rungs[2].f1 == pytest.approx(0.5 * guesses[2].f1 / guesses[1].f1, abs=1e-4)

@@ -16,6 +16,7 @@ from cluster.lab.evaluation.settings import (
     make_grid,
     ours,
 )
+from cluster.registry import pruners, refresh_policies
 from cluster.vision.pruners.baselines import CodecSight
 
 SHAPE = WindowShape()
@@ -50,9 +51,17 @@ def test_the_published_rule_is_as_published():
     assert CodecSight().tau == 0.25
 
 
+def test_the_full_grid_is_every_policy_at_every_budget():
+    found = {(s.pruner, s.refresh, s.budget) for s in make_grid("full", SHAPE) if s.shape == SHAPE and not s.options}
+    for pruner in pruners.names():
+        for refresh in refresh_policies.names():
+            budgets = (None, 0.05, 0.1, 0.2, 0.4) if refresh_policies.get(refresh).budgeted else (None,)
+            assert {(pruner, refresh, budget) for budget in budgets} <= found
+
+
 def test_sweeps_over_stride_threshold_and_anchor_interval():
     curves = {}
-    for setting in make_grid("sweeps", SHAPE):
+    for setting in make_grid("standard", SHAPE):
         if setting.sweep:
             curves.setdefault(setting.sweep[0], {}).setdefault(setting.role, []).append(setting)
     assert {name: sorted(roles) for name, roles in curves.items()} == {
@@ -104,7 +113,9 @@ def test_shapes_that_cannot_be_are_refused(shape, reason):
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ConfigError, match="unknown settings 'slow'; there are: basic, quick, systems, sweeps, ladder"):
+    with pytest.raises(
+        ConfigError, match="unknown settings 'slow'; there are: basic, quick, systems, sweeps, standard, full"
+    ):
         make_grid("slow", SHAPE)
     with pytest.raises(ConfigError, match="no parameter 'taw'"):
         Setting("x", "codecsight", "anchors", options=(("taw", 1.0),)).check()
