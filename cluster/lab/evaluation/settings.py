@@ -114,9 +114,9 @@ def as_deployed(shape: WindowShape) -> Setting:
 def quick_grid(shape: WindowShape) -> list[Setting]:
     """Full computation, CodecSight, its two components alone, and ours from rare anchors to frequent ones."""
     interval = shape.anchor_interval_s
-    rare, often, oftener = (
+    rare, *often = (
         replace(shape, anchor_interval_s=each)
-        for each in (min(2 * interval, shape.window_s), interval / 2, interval / 4)
+        for each in (min(2 * interval, shape.window_s), interval / 2, 3 * interval / 8, interval / 4)
     )
     return [
         full_computation(shape),
@@ -126,7 +126,7 @@ def quick_grid(shape: WindowShape) -> list[Setting]:
         *(_with_anchor_interval(ours(rare, budget), rare.anchor_interval_s) for budget in (0.0, 0.1)),
         _with_anchor_interval(as_deployed(rare), rare.anchor_interval_s),
         *(ours(shape, budget) for budget in (0.0, 0.1)),
-        *(_with_anchor_interval(ours(cut, 0.1), cut.anchor_interval_s) for cut in (often, oftener)),
+        *(_with_anchor_interval(ours(cut, 0.1), cut.anchor_interval_s) for cut in often),
     ]
 
 
