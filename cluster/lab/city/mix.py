@@ -155,8 +155,7 @@ class CameraClass(Section):
 
     @classmethod
     def of(cls, demand: Demand, share: float) -> CameraClass:
-        """Cameras with this demand. Gating is drawn independently per window: a demand has the gated share, not the
-        order."""
+        """Cameras with this demand, but for its stretches: gating is drawn independently per window."""
         shared = {name: getattr(demand, name) for name in Demand.__dataclass_fields__ if name in cls.model_fields}
         activity = ActivitySection(busy=demand.busy, dwell_s=demand.stride_s / 100, kept=demand.kept, spread=0.0)
         shared |= {"activity": activity, "static_gate": demand.busy < 1, "max_idle_s": FOREVER_S}
