@@ -30,7 +30,7 @@ from cluster.models.checkpoint import (
     weights_digest,
 )
 from cluster.models.float8 import use_float8
-from cluster.models.layers import DecoderLayer, Rotary, check_language_model
+from cluster.models.layers import DecoderLayer, Rotary, check_language_model, key_bias
 from cluster.models.upload import to_device, upload
 from cluster.types import PatchGeometry, PatchGrid
 
@@ -389,13 +389,8 @@ class VisionLanguageModel(ABC):
 
     @cached_property
     def key_bias(self) -> Tensor | None:
-        """Bias of the layers' keys ``[L, Hkv, 1, d]`` float32, ``None`` without. It is the same for every token, and in
-        published checkpoints up to hundreds of times larger than what tells tokens apart."""
-        attentions: list[Any] = [layer.self_attn for layer in self.layers]
-        if attentions[0].k_proj.bias is None or hasattr(attentions[0], "k_norm"):
-            return None
-        biases = torch.stack([each.k_proj.bias.detach().float() for each in attentions])
-        return biases.view(len(attentions), -1, 1, head_size(self.text_config))
+        """``[L, Hkv, 1, d]`` float32, see :func:`~cluster.models.layers.key_bias`."""
+        return key_bias(self.layers, head_size(self.text_config))
 
     @torch.no_grad()
     def projections(self, index: int, hidden: Tensor, rotary: Rotary | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -423,18 +418,15 @@ class VisionLanguageModel(ABC):
 
     @contextmanager
     def _library_attention(self) -> Iterator[None]:
-        """Context with transformers' own SDPA, whatever attention function is installed, and without TF32, which cuDNN
-        uses for convolutions by default."""
+        """Context with transformers' own SDPA and without TF32, which cuDNN uses for convolutions by default."""
         configs = {id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")}
         before = [(config, config._attn_implementation) for config in configs.values()]
         for config in configs.values():
             config._attn_implementation = "sdpa"
-        cudnn = torch.backends.cudnn
-        coarse, cudnn.allow_tf32 = cudnn.allow_tf32, False
         try:
-            yield
+            with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+                yield
         finally:
-            cudnn.allow_tf32 = coarse
             for config, name in before:
                 config._attn_implementation = name
 

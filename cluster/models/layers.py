@@ -44,6 +44,16 @@ def layer_rotary(cos: Tensor, sin: Tensor) -> Rotary:
     return cos[:, None], torch.cat((-sin[:, :half], sin[:, half:]), 1)[:, None]
 
 
+def key_bias(layers: Sequence[Any], size: int) -> Tensor | None:
+    """Bias of decoder layers' keys ``[L, Hkv, 1, size]`` float32, before rotary; ``None`` without. It is the same for
+    every token, and in published checkpoints up to hundreds of times larger than what tells tokens apart."""
+    attentions = [layer.self_attn for layer in layers]
+    if attentions[0].k_proj.bias is None or hasattr(attentions[0], "k_norm"):
+        return None
+    biases = torch.stack([each.k_proj.bias.detach().float() for each in attentions])
+    return biases.view(len(attentions), -1, 1, size)
+
+
 class DecoderLayer:
     """A layer of transformers' Qwen2, Qwen3, Llama or Mistral, in about half as many operations.
 

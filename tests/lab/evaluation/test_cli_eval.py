@@ -60,8 +60,8 @@ def test_scenes_end_to_end_and_again(cli, tmp_path, checkpoint, scenes, validati
     assert {"accuracy.html", "accuracy.md", "work.jsonl", "f1-tokens.svg"} <= {path.name for path in out.iterdir()}
     # One run's results are the next one's.
     lines = (out / "work.jsonl").read_text()
-    # Anchors of this window cannot be rarer: two pairs of the eleven settings are the same.
-    assert len(lines.splitlines()) == 4 * 9
+    # Anchors of this window cannot be rarer: two pairs of the twelve settings are the same.
+    assert len(lines.splitlines()) == 4 * 10
     again = cli(*EVAL, *command)
     assert again.returncode == 0, again.stderr
     assert (out / "work.jsonl").read_text() == lines
