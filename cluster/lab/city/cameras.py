@@ -29,27 +29,30 @@ class Fate(IntEnum):
     GATED, COMPUTED, DROPPED = range(3)
 
 
+_RESUMED = len(Fate)
+"""Row, after those of the fates, that counts computed windows after a gated one."""
+
+
 class UnreportedCounts:
     """Window counts per camera since its last report. A camera whose computed share is steady is reported less often:
     its load estimate has settled."""
 
     def __init__(self, count: int) -> None:
-        self._counts = np.zeros((len(Fate), count), dtype=np.int64)
+        self._counts = np.zeros((len(Fate) + 1, count), dtype=np.int64)
         self._since_s = np.zeros(count)
         self._share = np.full(count, -1.0)
-        self._resumed = np.zeros(count, dtype=np.int64)
         self._gated = np.zeros(count, dtype=bool)
 
     def add(self, fate: Fate, camera: Ints) -> None:
         """Count one window per entry of ``camera``, which may contain duplicates."""
         np.add.at(self._counts[fate], camera, 1)
         if fate is not Fate.DROPPED:
-            self._resumed[camera] += self._gated[camera] & (fate is Fate.COMPUTED)
+            self._counts[_RESUMED, camera] += self._gated[camera] & (fate is Fate.COMPUTED)
             self._gated[camera] = fate is Fate.GATED
 
     def reset_camera(self, camera: int, now_s: float) -> None:
         """Discard the counts of a restarted camera."""
-        self._counts[:, camera] = self._resumed[camera] = 0
+        self._counts[:, camera] = 0
         self._gated[camera] = False
         self._since_s[camera] = now_s
         self._share[camera] = -1.0
@@ -58,7 +61,7 @@ class UnreportedCounts:
         """Yield the counts of cameras whose report is due, and reset them."""
         period = now_s - self._since_s
         ready = np.flatnonzero((period >= every_s) & self._counts.any(axis=0))
-        gated, computed, _ = self._counts[:, ready]
+        gated, computed, *_ = self._counts[:, ready]
         share = computed / np.maximum(gated + computed, 1)
         news = (np.abs(share - self._share[ready]) > CHANGED) | (period[ready] >= SILENT * every_s)
         chosen = ready[news]
@@ -68,12 +71,12 @@ class UnreportedCounts:
     def pop_counts(self, chosen: Ints, now_s: float) -> Iterator[tuple[int, Measured]]:
         """Yield the counts of these cameras, and reset them."""
         periods_s = (now_s - self._since_s[chosen]).tolist()
-        counts = np.vstack([self._counts[:, chosen], self._resumed[chosen]]).T.tolist()
+        counts = self._counts[:, chosen].T.tolist()
         for camera, period_s, (gated, computed, dropped, resumed) in zip(
             chosen.tolist(), periods_s, counts, strict=True
         ):
             yield camera, Measured(period_s, gated + computed, gated, dropped=dropped, resumed=resumed)
-        self._counts[:, chosen] = self._resumed[chosen] = 0
+        self._counts[:, chosen] = 0
         self._since_s[chosen] = now_s
 
 
