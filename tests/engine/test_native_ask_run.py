@@ -235,7 +235,7 @@ def test_the_answer_is_what_greedy_decoding_of_the_whole_prompt_gives() -> None:
     while (piece := run.step()) is not None:
         pieces.append(piece)
     assert "".join(pieces).strip() == run.result.text
-    tokens = run._tokens
+    tokens = run.answer.tokens
     # Each token again, with all before it as one prompt: nothing was kept from pass to pass then.
     for count in range(1, len(tokens)):
         again = engine.ask(ask)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from cluster.engine.native.device import lost_device
 from cluster.engine.native.memory_attention import MemoryAttention
 from cluster.engine.native.plan import SystemPrompt
+from cluster.engine.window.free_question import StreamedText, prompt_ids, wanted_times
 from cluster.engine.window.score import YesNoScore, check_scores
 from cluster.engine.window.stream import Stream, StreamFrame, encoded_tokens
 from cluster.errors import NotReadyError
@@ -33,6 +34,7 @@ class NativeAskRun:
     * ``ends``: tokens that end an answer
     * ``prefetch``: see :class:`RetrievalSession`
     * ``score``: decides a first token between yes and no; ``None``: greedy, and ``yes`` is 0
+    * ``answer``: tokens and text so far
     * ``logits`` ``[vocab]``: of the answer's first token; ``retrieval``: its session; both set by the first step
     """
 
@@ -49,8 +51,7 @@ class NativeAskRun:
     def __post_init__(self) -> None:
         self._began = time.perf_counter()
         self._first_token_s = self._yes = 0.0
-        self._tokens: list[int] = []
-        self._text = ""
+        self.answer = StreamedText(self.model)
         self._result: AskResult | None = None
         self._frames: list[StreamFrame] = []
         self._attention: MemoryAttention | None = None
@@ -58,7 +59,7 @@ class NativeAskRun:
         self._frame_us = round(MICROSECONDS * self.model.geometry.temporal / 2.0)
         self._moments_found: tuple[Moment, ...] = ()
         self._span = (0, 0)
-        self._prompt_ids = _prompt_tokens(self.model, self.ask)
+        self._prompt_ids = prompt_ids(self.model, self.ask)
 
     @property
     def result(self) -> AskResult:
@@ -73,16 +74,13 @@ class NativeAskRun:
         """The next piece of the answer (empty while a character is incomplete), or None at its end."""
         if self._result is not None:
             return None
-        token = self._prompt() if self._attention is None else int(self._pass(self._tokens[-1:]).argmax())
+        token = self._prompt() if self._attention is None else int(self._pass(self.answer.tokens[-1:]).argmax())
         if self.ask.standing or token in self.ends:
             self._finish()
             return None
-        self._tokens.append(token)
-        whole = str(self.model.tokenizer.decode(self._tokens, skip_special_tokens=True))
-        if whole.endswith("\ufffd") and len(self._tokens) < self.ask.max_new_tokens:
-            return ""
-        piece, self._text = whole[len(self._text) :], whole
-        if len(self._tokens) >= self.ask.max_new_tokens:
+        last = len(self.answer.tokens) + 1 >= self.ask.max_new_tokens
+        piece = self.answer.add_tokens([token], last=last)
+        if last:
             self._finish()
         return piece
 
@@ -91,7 +89,7 @@ class NativeAskRun:
         # Current frames: windows may have passed since the question arrived.
         current = self.window.frames if self.window is not None else []
         self._frames = [frame for frame in current if frame.has_kv and frame.tokens is not None]
-        since, until = self._wanted_times()
+        since, until = wanted_times(self.ask, self._newest())
         if current:
             self._frame_us = current[0].duration
         newer = [frame for frame in self._frames if frame.memory_time >= until]
@@ -129,7 +127,8 @@ class NativeAskRun:
             # Now, because the memory changes while the answer is decoded.
             self._moments_found = self._moments()
             newest, oldest = self._newest(), self.memory.oldest
-            self._span = newest if oldest is None else oldest, newest
+            first = self._frames[0].memory_time if self._frames else newest
+            self._span = first if oldest is None else oldest, newest
         self.logits = logits
         if self.score is None:
             token = int(logits.argmax())
@@ -153,21 +152,13 @@ class NativeAskRun:
             known.append(self.memory.newest)
         return max(known, default=0)
 
-    def _wanted_times(self) -> tuple[int, int]:
-        """Start and end of the requested time, on the memory's clock."""
-        if self.ask.span is not None:
-            return self.ask.span
-        if self.ask.since_s is None:
-            return -(2**62), 2**62
-        return self._newest() - round(self.ask.since_s * MICROSECONDS), 2**62
-
     # -- result -----------------------------------------------------------------------------------
     def _finish(self) -> None:
         stats = self.retrieval.stats
         oldest, newest = self._span
         self._result = AskResult(
             stream=self.ask.stream,
-            text=self._text.strip(),
+            text=self.answer.text.strip(),
             moments=self._moments_found,
             oldest=oldest,
             newest=newest,
@@ -178,7 +169,7 @@ class NativeAskRun:
             total_s=time.perf_counter() - self._began,
             degraded=stats.unavailable > 0 or stats.lost > 0,
             prompt_tokens=len(self._prompt_ids),
-            answer_tokens=len(self._tokens),
+            answer_tokens=len(self.answer.tokens),
             yes=self._yes,
         )
         # Frees the context of all layers.
@@ -212,14 +203,3 @@ def merge_moments(time: Tensor, mass: Tensor, frame_us: int) -> tuple[Moment, ..
     starts, ends = pts[begins], pts[F.pad(begins[1:], (0, 1), value=True)] + frame_us
     first = weight.argsort(descending=True, stable=True)[:_MOMENTS]
     return tuple(map(Moment, *(part[first].tolist() for part in (starts, ends, weight))))
-
-
-def _prompt_tokens(model: VisionLanguageModel, ask: AskSpec) -> list[int]:
-    """Tokens after the last frame: all turns and the question, or a standing question as in a window."""
-    if ask.standing:
-        return model.question_ids(ask.text)
-    ids: list[int] = []
-    for number, (text, answer) in enumerate(ask.turns):
-        ids += model.ask_ids(text, follow_up=number > 0)
-        ids += model.text_ids(answer)
-    return ids + model.ask_ids(ask.text, follow_up=bool(ask.turns))

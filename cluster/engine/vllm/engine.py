@@ -21,11 +21,12 @@ from cluster.engine.window.checks import most_frames
 from cluster.engine.window.score import answer_text, check_scores, end_token_ids, make_score, why_ids
 from cluster.engine.window.step import ComputedWindow, WindowWork
 from cluster.engine.window.stream import StreamFrame, encoded_tokens, token_counts
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, NotReadyError
 from cluster.models.base import PatchBatch, VisionLanguageModel
-from cluster.types import Answer, DeletedMemory, StreamSpec, TokenCount, WindowRequest
+from cluster.types import Answer, AskSpec, DeletedMemory, StreamSpec, TokenCount, WindowRequest
 
 if TYPE_CHECKING:
+    from cluster.engine.vllm.ask_run import VllmAskRun
     from cluster.engine.vllm.core import PromptReply, PromptRequest
     from cluster.memory.tiers.stack import TierStack
 
@@ -48,8 +49,8 @@ class VllmEngine(Engine):
     """
 
     no_memory = (
-        "camera {!r} cannot be asked: engine vllm keeps no memory of what has left the window; use engine native to "
-        "ask about the past"
+        "camera {!r} has no memory: engine vllm keeps nothing of what has left the window; use engine native to ask "
+        "about the past"
     )
 
     def __init__(
@@ -71,10 +72,11 @@ class VllmEngine(Engine):
         self._watched = [*yes, *no]
         # Log-probabilities of the watched tokens serve as logits: their shared normalisation cancels out.
         places = range(len(self._watched))
-        device = torch.device("cpu")
-        self._score = make_score(model, places[: len(yes)], places[len(yes) :], device, score_temperature, score_bias)
+        sides = (places[: len(yes)], places[len(yes) :], torch.device("cpu"))
+        self._score = make_score(model, *sides, score_temperature, score_bias)
+        self._answer_score = make_score(model, *sides, free=True)
         self._ends = sorted(end_token_ids(model))
-        self._system = model.system_ids()
+        self._system, self._why = model.system_ids(), why_ids(model)
         self._folder = tempfile.TemporaryDirectory(prefix="sightline-vllm-")
         try:
             self._start(release=release)
@@ -138,7 +140,7 @@ class VllmEngine(Engine):
         began = time.perf_counter()
         self._encode(work)
         encoded = time.perf_counter()
-        requests = [self.layout.make_prompts(each.frames, each.stream.spec.questions) for each in work]
+        requests = [self.layout.make_prompts(each.frames, self._question_ids(each.stream.spec)) for each in work]
         planned = time.perf_counter()
         replies = self._ask(requests)
         whys = self._ask([self._explanation_requests(*each) for each in zip(work, replies, strict=True)])
@@ -153,12 +155,17 @@ class VllmEngine(Engine):
 
     def _explanation_requests(self, each: WindowWork, replies: Sequence[PromptReply]) -> list[PromptRequest]:
         """Requests for the explanations of answers whose question asks for one."""
-        explained = [
-            (question, reply.tokens)
-            for question, reply in zip(each.stream.spec.questions, replies, strict=True)
+        asked = [
+            [*ids, *reply.tokens, *self._why]
+            for question, ids, reply in zip(
+                each.stream.spec.questions, self._question_ids(each.stream.spec), replies, strict=True
+            )
             if question.explain
         ]
-        return self.layout.make_prompts(each.frames, [ask for ask, _ in explained], [answer for _, answer in explained])
+        return self.layout.make_prompts(each.frames, asked, self.max_new_tokens)
+
+    def _question_ids(self, spec: StreamSpec) -> list[list[int]]:
+        return [self.layout.question_ids(question.text) for question in spec.questions]
 
     def _read(self, each: WindowWork, replies: Sequence[PromptReply], whys: Sequence[PromptReply]) -> ComputedWindow:
         """Scores, texts and costs of a window, from the replies to its questions and to requests for explanations."""
@@ -172,7 +179,7 @@ class VllmEngine(Engine):
             reused=reused,
             refreshed=0,
             new=visual - reused,
-            query=sum(len(self.layout.question_ids(question.text)) for question in questions),
+            query=sum(map(len, self._question_ids(each.stream.spec))),
             encoded=each.stream.encoded,
         )
         scores = self._score(torch.tensor([reply.scores for reply in replies])).tolist()
@@ -184,6 +191,19 @@ class VllmEngine(Engine):
         rows = sum(reply.prompt - reply.cached for reply in asked)
         attended = sum(_triangle(reply.prompt) - _triangle(reply.cached) for reply in asked)
         return ComputedWindow(tokens, scores, texts, rows, attended, sum(max(0, len(r.tokens) - 1) for r in whys))
+
+    # -- asking ---------------------------------------------------------------------------------------
+    def ask(self, ask: AskSpec) -> VllmAskRun:
+        """See ``Engine.ask``; answered from the window alone."""
+        held = self._streams.get(ask.stream)
+        if held is None or held.spec.memory is None:
+            raise NotReadyError(f"camera {ask.stream!r} has no window here, or memory.enabled is off for it")
+        if not any(frame.tokens is not None for frame in held.frames):
+            raise NotReadyError(f"camera {ask.stream!r} has seen nothing yet; ask after its first window")
+        from cluster.engine.vllm.ask_run import VllmAskRun
+
+        score = self._score if ask.standing else self._answer_score
+        return VllmAskRun(self.core, self.layout, held, ask, self._watched, score)
 
     def delete_memory(self, stream: str, ago_s: float | None = None, life: str = "") -> Future[DeletedMemory]:
         deleted = super().delete_memory(stream, ago_s, life)
@@ -212,7 +232,7 @@ class VllmEngine(Engine):
         plugin.register()
         cpu = current_platform.is_cpu()
         served = write_model_folder(self.model, Path(self._folder.name), _cpu_head_sizes() if cpu else None)
-        self.layout = TimeOrderLayout(self.model, served, self.max_new_tokens)
+        self.layout = TimeOrderLayout(self.model, served)
         if release:
             # The fingerprint needs the weights; they are freed before vLLM measures free memory.
             _ = self.fingerprint
@@ -233,7 +253,7 @@ class VllmEngine(Engine):
         most = self.core.max_tokens - 1
         if any(question.explain for question in spec.questions):
             # The turn after the answer that asks why, and the explanation.
-            most -= len(why_ids(self.model)) + self.max_new_tokens
+            most -= len(self._why) + self.max_new_tokens
         if longest > most:
             raise ConfigError(
                 f"{spec.stream}: a window of {spec.window_s:g} s at {spec.fps:g} samples a second may have {longest} "

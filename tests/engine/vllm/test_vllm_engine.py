@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
 
+from cluster.engine.native import NativeEngine
 from cluster.engine.vllm.engine import VllmEngine
 from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.score import YesNoScore
@@ -16,8 +17,12 @@ from cluster.engine.window.stream import StreamFrame
 from cluster.errors import ConfigError, NotReadyError
 from cluster.lab.bench import harness
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
+from cluster.memory.bank import MemoryBank
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
 from cluster.models.loading import load_truncated
-from cluster.types import MICROSECONDS, AskSpec, DeletedMemory, Question
+from cluster.models.qwen3_vl import Qwen3VL
+from cluster.types import MICROSECONDS, AskSpec, DeletedMemory, MemorySpec, Question
 
 # Both compute in float32, in another order of sums.
 SAME = 2e-5
@@ -168,12 +173,90 @@ def test_what_it_refuses(qwen: Any, spec: Any) -> None:
             engine.admit(spec("long", **longer))
     with pytest.raises(ValueError, match="not admitted"):
         engine.push(qwen.frames(1, "unknown")[0])
-    with pytest.raises(NotReadyError, match="keeps no memory"):
-        engine.ask(AskSpec("cam", "What happened?"))
     assert engine.delete_memory("cam").result() == DeletedMemory(0, 0)
     with pytest.raises(NotReadyError, match="no memory"):
         engine.memory_status("cam")
     assert engine.memory_bytes() == 0
+
+
+def test_a_free_question_is_answered_from_the_window(family: Any, spec: Any) -> None:
+    """As by the native engine before anything has left its window."""
+    remembered = spec("asked", memory=MemorySpec())
+    samples = family.frames(7, "asked", kept=0.6, seed=7)
+    native = NativeEngine(family.model, memories=MemoryBank(TierStack([Arena(2**24)])))
+    asks = [
+        AskSpec("asked", "What is to be seen?", max_new_tokens=21),
+        AskSpec("asked", "And now?", turns=(("Is a car there?", "yes"),), max_new_tokens=3),
+        AskSpec("asked", "Is a car there?", standing=True),
+    ]
+    answered = []
+    for engine in (native, family.engine):
+        engine.admit(remembered)
+        for sample in samples:
+            engine.step(engine.push(sample))
+        for ask in asks:
+            run, pieces = engine.ask(ask), []
+            while (piece := run.step()) is not None:
+                pieces.append(piece)
+            assert "".join(pieces).strip() == run.result.text
+            answered.append(run.result)
+        engine.evict("asked")
+
+    for theirs, ours in zip(answered[: len(asks)], answered[len(asks) :], strict=True):
+        assert (ours.text, ours.prompt_tokens, ours.answer_tokens) == (
+            theirs.text,
+            theirs.prompt_tokens,
+            theirs.answer_tokens,
+        )
+        assert ours.yes == pytest.approx(theirs.yes, abs=SAME)
+        assert (ours.oldest, ours.newest) == (theirs.oldest, theirs.newest)
+    assert [ours.answer_tokens for ours in answered[-3:]] == [21, 3, 0]
+
+
+def test_a_question_about_a_time_sees_its_frames_alone(family: Any, spec: Any) -> None:
+    samples = family.frames(6, "asked", kept=1.0, anchor_every=1)
+    family.engine.admit(spec("asked", memory=MemorySpec()))
+    for sample in samples:
+        family.engine.step(family.engine.push(sample))
+    text = family.questions[0].text
+    span = (2 * MICROSECONDS, 5 * MICROSECONDS)
+    run = family.engine.ask(AskSpec("asked", text, span=span, standing=True))
+    assert run.step() is None
+    newest = family.engine.ask(AskSpec("asked", text, since_s=3.0, max_new_tokens=1))
+    newest.step()
+    family.engine.evict("asked")
+
+    yes, no = family.model.yes_no_ids()
+    score = YesNoScore(yes, no, temperature=1.0, bias=0.0, device=torch.device("cpu"))
+    shown = patch_batches([StreamFrame.of(sample) for sample in samples[2:5]])
+    # Only a timestamp written before the frame still shows the stream's time.
+    first_s = 2.0 if isinstance(family.model, Qwen3VL) else 0.0
+    expected = score(family.model.reference_logits(shown, [first_s + more for more in range(3)], text)[None]).item()
+    assert run.result.yes == pytest.approx(expected, abs=SAME)
+    assert (run.result.oldest, run.result.newest) == (2 * MICROSECONDS, 4 * MICROSECONDS)
+    assert newest.result.oldest == 2 * MICROSECONDS
+    assert newest.result.newest == 5 * MICROSECONDS
+
+
+def test_questions_that_the_window_cannot_answer(qwen: Any, spec: Any) -> None:
+    engine = qwen.engine
+    engine.admit(spec("asked", memory=MemorySpec()))
+    engine.admit(spec("private"))
+    try:
+        with pytest.raises(NotReadyError, match="seen nothing yet"):
+            engine.ask(AskSpec("asked", "What happened?"))
+        for stream in ("private", "unknown"):
+            with pytest.raises(NotReadyError, match=r"no window here, or memory.enabled is off"):
+                engine.ask(AskSpec(stream, "What happened?"))
+        for sample in qwen.frames(2, "asked"):
+            engine.step(engine.push(sample))
+        with pytest.raises(NotReadyError, match="holds nothing of that time"):
+            engine.ask(AskSpec("asked", "What happened?", span=(2**40, 2**41))).step()
+        with pytest.raises(ConfigError, match=r"may have \d+ tokens, but vLLM takes at most 4096"):
+            engine.ask(AskSpec("asked", "What happened?", turns=(("Who?", "nobody " * 4096),))).step()
+    finally:
+        for stream in ("asked", "private"):
+            engine.evict(stream)
 
 
 def test_its_metrics_are_there_under_vllms_own_names(qwen: Any, spec: Any) -> None:
