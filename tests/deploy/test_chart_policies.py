@@ -242,7 +242,6 @@ def test_the_two_redis_are_two() -> None:
     objects = rendered("city")
     settings = {each["metadata"]["name"]: each["data"].get("redis.conf", "") for each in of_kind(objects, "ConfigMap")}
     assert "maxmemory-policy allkeys-lru" in settings["sightline-kv-redis"]
-    assert "maxmemory 240gb" in settings["sightline-kv-redis"]
     assert "maxmemory-policy noeviction" in settings["sightline-gcs-redis"]
     assert "appendonly yes" in settings["sightline-gcs-redis"]
     [service] = of_kind(objects, "RayService")

@@ -43,6 +43,8 @@ def server(request, tmp_path):
     script = script.replace("/etc/redis/", f"{tmp_path}/etc/").replace("/run/redis/", f"{tmp_path}/run/")
     script = script.replace("/etc/sightline/internal-tls", str(tmp_path)).replace("sleep 60", "sleep 0.5")
     environment = {"REDIS_PASSWORD": "secret-1", "PATH": "/usr/bin:/bin"}
+    if any(each.get("valueFrom") == {"resourceFieldRef": {"resource": "limits.memory"}} for each in container["env"]):
+        environment["MEMORY_LIMIT"] = str(256 * 2**30)
     process = subprocess.Popen([*container["command"], script], env=environment)
     try:
         yield request.param, port, process, tmp_path
@@ -90,7 +92,7 @@ def test_it_starts_asks_for_the_password_and_forgets_as_it_should(server) -> Non
     settings = client.config_get("maxmemory*")
     keeps = client.config_get("appendonly")["appendonly"]
     if name == "kv-redis":
-        assert (settings["maxmemory-policy"], int(settings["maxmemory"]), keeps) == ("allkeys-lru", 240 * 2**30, "no")
+        assert (settings["maxmemory-policy"], int(settings["maxmemory"]), keeps) == ("allkeys-lru", 192 * 2**30, "no")
     else:
         assert (settings["maxmemory-policy"], int(settings["maxmemory"]), keeps) == ("noeviction", 0, "yes")
     # The shell has become the server, so that it is told when the pod stops; nobody reads the password off it.
