@@ -221,6 +221,17 @@ def test_stopping_does_not_wait_for_a_frozen_server(server: RtspServer) -> None:
     assert camera.told[-1].reason == "stopped"
 
 
+def test_a_session_is_torn_down_when_a_camera_is_stopped(server: RtspServer) -> None:
+    """Cameras keep a session that is only disconnected, of the few they allow, until it times out."""
+    source = NetworkSource(server.url("/long"))
+    camera = Camera(source)
+    camera.wait_for_samples()
+    camera.stop()
+    assert source._session is not None
+    assert not source._session.is_alive()
+    assert server.tears_down(within_s=PATIENCE_S)
+
+
 def test_stopping_does_not_wait_for_a_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         camera = Camera(NetworkSource(f"rtsp://127.0.0.1:{silent.getsockname()[1]}/1", connect_timeout_s=3600.0))
