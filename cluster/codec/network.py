@@ -32,14 +32,15 @@ class Protocol:
     format: str | None = None
 
 
-# FFmpeg would read about 25 pictures to guess a frame rate that is not needed: five seconds of a 5 FPS camera. With
-# audio it would derive timestamps from the camera's wall clock, which is adjusted now and then.
+# FFmpeg would read about 25 pictures for a frame rate and three for a decoding time, neither needed: seconds of a slow
+# camera. With audio it would derive timestamps from the camera's wall clock, which is adjusted now and then.
 _RTSP = Protocol(
     "RTSP",
     {
         "rtsp_transport": "tcp",
         "allowed_media_types": "video",
         "fpsprobesize": "0",
+        "max_ts_probe": "0",
         "analyzeduration": "500000",
     },
 )
@@ -130,7 +131,7 @@ class NetworkSource:
             session.abandon()
             if session.relay is not None:
                 # This process may end now, and a camera keeps a session that is not torn down until it times out.
-                session.join(_TEARDOWN_S)
+                session.join(1.0)
 
     @property
     def behind_s(self) -> float:
@@ -160,11 +161,11 @@ class _Session(threading.Thread):
         self._known.wait(timeout_s)
         if self._header is not None and not self._abandoned.is_set():
             return self._header
-        name = self._source.name
+        source = self._source
         self.abandon()
-        if self.error is not None:
-            raise self.error
-        raise SourceError(f"{name} did not answer within {self._source.connect_timeout_s:g} s", retryable=True)
+        raise self.error or SourceError(
+            f"{source.name} did not answer within {source.connect_timeout_s:g} s", retryable=True
+        )
 
     def abandon(self) -> None:
         self._abandoned.set()
@@ -259,7 +260,7 @@ class _Session(threading.Thread):
         if source.protocol is not _RTSP or direct:
             return source.url.openable()
         self.relay = RtspRelay(address, source.connect_timeout_s, source.ca_file)
-        stack.callback(self.relay.join, _TEARDOWN_S)
+        stack.callback(self.relay.join, 1.0)
         self.relay.start()
         return self.relay.url
 
@@ -294,7 +295,6 @@ class _Session(threading.Thread):
 
 PORTS = {"rtsp": 554, "rtsps": 322}
 _CHUNK = 2**16
-_TEARDOWN_S = 1.0
 _INTERLEAVED = ord("$")
 _BODY = re.compile(rb"(?i)\ncontent-length: *(\d{1,6})")
 _LONGEST_HANDSHAKE = 2**18
