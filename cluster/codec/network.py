@@ -163,9 +163,8 @@ class _Session(threading.Thread):
             return self._header
         source = self._source
         self.abandon()
-        raise self.error or SourceError(
-            f"{source.name} did not answer within {source.connect_timeout_s:g} s", retryable=True
-        )
+        silent = SourceError(f"{source.name} did not answer within {source.connect_timeout_s:g} s", retryable=True)
+        raise self.error or silent
 
     def abandon(self) -> None:
         self._abandoned.set()
@@ -204,7 +203,9 @@ class _Session(threading.Thread):
             except (av.FFmpegError, OSError) as error:
                 # On a timeout while probing, FFmpeg reports invalid data.
                 late = time.monotonic() - started >= 0.9 * source.connect_timeout_s
-                raise SourceError(self._refusal(TimeoutError() if late else error), retryable=True) from None
+                login = not late and isinstance(error, av.HTTPUnauthorizedError | av.HTTPForbiddenError)
+                message = self._refusal(TimeoutError() if late else error)
+                raise SourceError(message, retryable=True, login=login) from None
             if self._abandoned.is_set():
                 return
             # multipart/x-mixed-replace has no timestamps; FFmpeg would assume 25 FPS.
@@ -265,8 +266,7 @@ class _Session(threading.Thread):
         return self.relay.url
 
     def _refusal(self, error: Exception) -> str:
-        source, name = self._source, self._source.name
-        relay = self.relay
+        source, name, relay = self._source, self._source.name, self.relay
         if relay is not None and relay.redirected:
             return f"{name} redirects to another address, which is not followed; give the camera that address"
         if isinstance(error, ConnectionRefusedError):
