@@ -52,6 +52,15 @@ async def test_a_device_that_gives_no_stream_says_why():
     assert each.streams == ()
 
 
+async def test_a_device_that_wants_the_digest_of_http_gets_it():
+    """Cameras may be set to accept nothing else."""
+    async with OnvifCamera("rtsp://127.0.0.1/a", http_digest=True) as camera:
+        [each], _ = await found(camera.probe_port)
+        [refused], _ = await found(camera.probe_port, password="wrong")
+    assert ([stream.source for stream in each.streams], each.error) == (["rtsp://127.0.0.1/a"], "")
+    assert refused.error == "its ONVIF service failed: it refuses this user or password"
+
+
 async def test_a_wrong_password_is_said_and_the_others_are_found():
     async with (
         OnvifCamera("rtsp://127.0.0.1/a", password="another") as first,
