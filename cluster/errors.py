@@ -31,11 +31,12 @@ class ModelError(ConfigError):
 
 
 class SourceError(SightlineError):
-    """A camera's source cannot be read. ``retryable``: a later attempt may succeed."""
+    """A camera's source cannot be read. ``retryable``: a later attempt may succeed. ``login``: it refuses the user or
+    password."""
 
-    def __init__(self, message: str, *, retryable: bool) -> None:
+    def __init__(self, message: str, *, retryable: bool, login: bool = False) -> None:
         super().__init__(message)
-        self.retryable = retryable
+        self.retryable, self.login = retryable, login
 
 
 class CapacityError(SightlineError):

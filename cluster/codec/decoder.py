@@ -194,11 +194,6 @@ class Decoder:
             self._context.flush_buffers()
 
     @property
-    def reorders(self) -> bool:
-        """Whether display order differs from decoding order (B-frames)."""
-        return self._context.has_b_frames
-
-    @property
     def pixel_aspect(self) -> Fraction:
         """Pixel width over height as the stream declares it; 1 if undeclared or implausible."""
         aspect = self._context.sample_aspect_ratio

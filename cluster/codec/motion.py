@@ -183,10 +183,10 @@ class MotionField:
 class ReferenceDistance:
     """Temporal distance of motion vectors, of which FFmpeg exports only the sign.
 
-    Scales a picture's vectors to the motion since the previously displayed picture. With B-frames, a P-frame's vector
-    spans several pictures and a B-frame's points both ways; adding unscaled vectors would count motion twice. Encoders
-    nearly always use the nearest reference, so vectors are scaled by ``(pts - shown) / (pts - nearest past reference)``
-    and ``(pts - shown) / (nearest future reference - pts)``.
+    Scales a picture's vectors to the motion since the previously displayed picture. With B-frames or temporal layers
+    (SVC-T), a P-frame's vector spans several pictures, and a B-frame's points both ways; adding unscaled vectors would
+    count motion twice. Encoders nearly always use the nearest reference, so vectors are scaled by ``(pts - shown) /
+    (pts - nearest past reference)`` and ``(pts - shown) / (nearest future reference - pts)``.
     """
 
     def __init__(self) -> None:
@@ -201,10 +201,10 @@ class ReferenceDistance:
         if pts is not None:
             self._decoded.append((pts, reference))
 
-    def scale_factors(self, pts: int | None, reorders: bool) -> tuple[float, float]:
-        """Factors for vectors to past and future references; (1, 1) if order or times are unknown."""
+    def scale_factors(self, pts: int | None) -> tuple[float, float]:
+        """Factors for vectors to past and future references; (1, 1) if times are unknown."""
         before, self._shown = self._shown, pts
-        if not reorders or pts is None or before is None or before >= pts:
+        if pts is None or before is None or before >= pts:
             return 1.0, 1.0
         past: int | None = None
         future: int | None = None

@@ -32,14 +32,15 @@ class Protocol:
     format: str | None = None
 
 
-# FFmpeg would read about 25 pictures to guess a frame rate that is not needed: five seconds of a 5 FPS camera. With
-# audio it would derive timestamps from the camera's wall clock, which is adjusted now and then.
+# FFmpeg would read about 25 pictures for a frame rate and three for a decoding time, neither needed: seconds of a slow
+# camera. With audio it would derive timestamps from the camera's wall clock, which is adjusted now and then.
 _RTSP = Protocol(
     "RTSP",
     {
         "rtsp_transport": "tcp",
         "allowed_media_types": "video",
         "fpsprobesize": "0",
+        "max_ts_probe": "0",
         "analyzeduration": "500000",
     },
 )
@@ -128,6 +129,9 @@ class NetworkSource:
                 raise session.error
         finally:
             session.abandon()
+            if session.relay is not None:
+                # This process may end now, and a camera keeps a session that is not torn down until it times out.
+                session.join(1.0)
 
     @property
     def behind_s(self) -> float:
@@ -151,22 +155,21 @@ class _Session(threading.Thread):
         self._header: StreamHeader | None = None
         self._known = threading.Event()
         self._abandoned = threading.Event()
-        self._relay: RtspRelay | None = None
+        self.relay: RtspRelay | None = None
 
     def header(self, timeout_s: float) -> StreamHeader:
         self._known.wait(timeout_s)
         if self._header is not None and not self._abandoned.is_set():
             return self._header
-        name = self._source.name
+        source = self._source
         self.abandon()
-        if self.error is not None:
-            raise self.error
-        raise SourceError(f"{name} did not answer within {self._source.connect_timeout_s:g} s", retryable=True)
+        silent = SourceError(f"{source.name} did not answer within {source.connect_timeout_s:g} s", retryable=True)
+        raise self.error or silent
 
     def abandon(self) -> None:
         self._abandoned.set()
-        if self._relay is not None:
-            self._relay.close()
+        if self.relay is not None:
+            self.relay.close()
         self.queue.close(discard=True)
         self._known.set()
 
@@ -194,18 +197,15 @@ class _Session(threading.Thread):
         started = time.monotonic()
         with contextlib.ExitStack() as stack:
             try:
-                container = stack.enter_context(
-                    av.open(
-                        self._address(stack),
-                        format=source.protocol.format,
-                        options=self._options(),
-                        timeout=timeout,
-                    )
-                )
+                address, form = self._address(stack), source.protocol.format
+                container = av.open(address, format=form, options=self._options(), timeout=timeout)
+                stack.enter_context(container)
             except (av.FFmpegError, OSError) as error:
                 # On a timeout while probing, FFmpeg reports invalid data.
                 late = time.monotonic() - started >= 0.9 * source.connect_timeout_s
-                raise SourceError(self._refusal(TimeoutError() if late else error), retryable=True) from None
+                login = not late and isinstance(error, av.HTTPUnauthorizedError | av.HTTPForbiddenError)
+                message = self._refusal(TimeoutError() if late else error)
+                raise SourceError(message, retryable=True, login=login) from None
             if self._abandoned.is_set():
                 return
             # multipart/x-mixed-replace has no timestamps; FFmpeg would assume 25 FPS.
@@ -221,8 +221,8 @@ class _Session(threading.Thread):
                     if untimed:
                         arrived = round((time.monotonic() - started) * MICROSECONDS)
                         packet = replace(packet, pts=arrived, dts=arrived)
-                    if self._relay is not None and self._relay.numbers.missing != missing:
-                        missing, doubted = self._relay.numbers.missing, _DOUBTED
+                    if self.relay is not None and self.relay.numbers.missing != missing:
+                        missing, doubted = self.relay.numbers.missing, _DOUBTED
                     if doubted:
                         doubted -= 1
                         demuxer.sequence += 1
@@ -260,14 +260,13 @@ class _Session(threading.Thread):
         direct = source.follow_redirects and "@" not in address.netloc and source.ca_file is None
         if source.protocol is not _RTSP or direct:
             return source.url.openable()
-        self._relay = RtspRelay(address, source.connect_timeout_s, source.ca_file)
-        stack.callback(self._relay.close)
-        self._relay.start()
-        return self._relay.url
+        self.relay = RtspRelay(address, source.connect_timeout_s, source.ca_file)
+        stack.callback(self.relay.join, 1.0)
+        self.relay.start()
+        return self.relay.url
 
     def _refusal(self, error: Exception) -> str:
-        source, name = self._source, self._source.name
-        relay = self._relay
+        source, name, relay = self._source, self._source.name, self.relay
         if relay is not None and relay.redirected:
             return f"{name} redirects to another address, which is not followed; give the camera that address"
         if isinstance(error, ConnectionRefusedError):
@@ -380,7 +379,8 @@ class RtspRelay(threading.Thread):
             server = context.wrap_socket(server, server_hostname=address.hostname)
         server.settimeout(None)
         self._server = server
-        # Kept open for the whole session, so that no other process can bind the port FFmpeg sends the password to.
+        self._client: socket.socket | None = None
+        # Kept open, so that no other process can bind the port FFmpeg sends the password to.
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1)
         self._listener.settimeout(timeout_s)
         userinfo, at, _ = address.netloc.rpartition("@")
@@ -388,16 +388,16 @@ class RtspRelay(threading.Thread):
         self.url = address._replace(scheme="rtsp", netloc=here).geturl()
 
     def close(self) -> None:
-        """End the session, from any thread."""
-        for each in (self._server, self._listener):
+        """End the session, from any thread: FFmpeg reads its end, and its TEARDOWN is still relayed."""
+        if self._client is not None:
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                self._client.shutdown(socket.SHUT_WR)
 
     def run(self) -> None:
         with contextlib.suppress(OSError), self._server, self._listener:
-            client, _ = self._listener.accept()
-            with client:
-                self._relay(client)
+            self._client, _ = self._listener.accept()
+            with self._client:
+                self._relay(self._client)
 
     def _relay(self, client: socket.socket) -> None:
         replies = b""
@@ -429,7 +429,9 @@ class RtspRelay(threading.Thread):
                             if self.redirected or len(replies) > _LONGEST_HANDSHAKE:
                                 return
                         self.numbers.read(data)
-                        client.sendall(data)
+                        # A client that has closed may have sent TEARDOWN, which is still to be read.
+                        with contextlib.suppress(OSError):
+                            client.sendall(data)
                     if not data:
                         return
 

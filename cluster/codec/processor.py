@@ -342,7 +342,7 @@ class CodecProcessor:
             self._view = view = PictureView(size, aspect, grid, self._masks, self.options.zones)
         pts = frame.pts if frame.pts is not None else frame.dts
         time = self._place(pts)
-        past, future = self._order.scale_factors(pts, decoder.reorders)
+        past, future = self._order.scale_factors(pts)
         if self.device.name == "cpu":
             self._add_change(frame, view, past, future)
         if frame.pict_type == PictureType.I or frame.key_frame:

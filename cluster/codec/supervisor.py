@@ -34,6 +34,11 @@ class Backoff:
         return min(self.longest_s, plain * (1.0 + self.jitter * (2.0 * draw - 1.0)))
 
 
+LOGIN = Backoff(first_s=30.0, factor=20.0, longest_s=600.0, jitter=0.0)
+"""Backoff after a refused user or password, which takes four attempts in half an hour: many cameras lock an address, or
+the account for everybody, for up to half an hour after five."""
+
+
 class SourceSupervisor:
     """Runs one source in the calling thread until it ends, fails permanently, or another thread calls ``stop``."""
 
@@ -42,7 +47,7 @@ class SourceSupervisor:
         self.backoff = backoff or Backoff()
         self._random = random.Random(seed)
         self._stopped = threading.Event()
-        self._attempts = 0
+        self._attempts = self._logins = 0
 
     def stop(self) -> None:
         """Make ``run`` return within about a second, even while it backs off or blocks on the network."""
@@ -69,7 +74,7 @@ class SourceSupervisor:
             while not self._stopped.is_set():
                 self._report(CameraState.WAITING if source.pushed else CameraState.CONNECTING, failed)
                 started: float | None = None
-                defect = False
+                defect = login = False
                 reason = "the connection was lost: the stream ended"
                 try:
                     header = source.open()
@@ -88,7 +93,7 @@ class SourceSupervisor:
                 except SourceError as error:
                     if not error.retryable and not self._stopped.is_set():
                         return self._report(CameraState.ERROR, str(error))
-                    reason = str(error)
+                    reason, login = str(error), error.login
                 except Exception as error:
                     if on_defect is None or not source.live:
                         raise
@@ -103,6 +108,9 @@ class SourceSupervisor:
                 if started is not None and time.monotonic() - started >= self.backoff.well_after_s:
                     self._attempts = 0
                 delay = self.backoff.delay_s(self._attempts, self._random.random())
+                if login:
+                    delay = LOGIN.delay_s(self._logins, 0.5)
+                self._logins = self._logins + 1 if login else 0
                 self._attempts += 1
                 failed = "" if source.pushed else reason
                 self._report(CameraState.BACKOFF, reason, delay)

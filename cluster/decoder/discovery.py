@@ -29,7 +29,7 @@ LONGEST_S = 120.0
 """Timeouts for querying one device, and all of them."""
 MOST_DEVICES = 256
 AT_ONCE = 8
-MOST_PROFILES = 16
+MOST_PROFILES = 64
 MOST_TEXT = 200
 MULTICAST = "239.255.255.250"
 PORT = 3702
@@ -181,26 +181,35 @@ async def _ask(gate: asyncio.Semaphore, url: str, network: Network, user: str, p
 
 
 async def _streams(url: str, network: Network, user: str, password: str) -> DiscoveredCamera:
+    from zeep.exceptions import Fault
+
     from cluster.decoder.onvif_device import confined_device
 
     address = urlsplit(url).netloc
     async with confined_device(url, user, password) as device:
         about = await (await device.create_devicemgmt_service()).GetDeviceInformation()
         media = await device.create_media_service()
-        streams, elsewhere = [], 0
-        for profile in (await media.GetProfiles())[:MOST_PROFILES]:
+        streams, elsewhere, refused = [], 0, ""
+        # Profiles of sound or metadata alone have no encoder of video, and often no address.
+        profiles = [each for each in await media.GetProfiles() if each.VideoEncoderConfiguration is not None]
+        for profile in profiles[:MOST_PROFILES]:
             setup = {"Stream": "RTP-Unicast", "Transport": {"Protocol": "RTSP"}}
-            reply = await media.GetStreamUri({"StreamSetup": setup, "ProfileToken": profile.token})
+            try:
+                reply = await media.GetStreamUri({"StreamSetup": setup, "ProfileToken": profile.token})
+            except Fault as fault:
+                # As of a recorder's channel without a camera: the others have streams.
+                refused = f": {' '.join(str(fault).split())[:MOST_TEXT]}"
+                continue
             source = _source(str(reply.Uri).strip(), network)
-            encoder = profile.VideoEncoderConfiguration
             if not source:
                 elsewhere += 1
-            elif encoder is not None:
+            else:
+                encoder = profile.VideoEncoderConfiguration
                 size, rate = encoder.Resolution, encoder.RateControl
                 fps = 0.0 if rate is None else float(rate.FrameRateLimit or 0)
                 name = str(profile.Name or profile.token)[:MOST_TEXT]
                 streams.append(DiscoveredStream(name, str(encoder.Encoding), size.Width, size.Height, fps, source))
-    error = "" if streams else "it offers no video stream"
+    error = "" if streams else f"it offers no video stream{refused}"
     if elsewhere and not streams:
         error = f"its streams are not rtsp:// addresses within {network}"
     maker, model = str(about.Manufacturer or ""), str(about.Model or "")

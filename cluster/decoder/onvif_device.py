@@ -18,7 +18,9 @@ class _BoundedResponse(aiohttp.ClientResponse):
     """Response of at most :data:`MOST_BYTES`."""
 
     async def read(self) -> bytes:
-        """Read the body. Raises ``SourceError`` if it is too long."""
+        """Read the body. Raises ``SourceError`` if it is too long, or the login was refused."""
+        if self.status == 401:
+            raise SourceError("it refuses this user or password", retryable=False, login=True)
         body = bytearray()
         async for chunk in self.content.iter_any():
             body += chunk
@@ -46,7 +48,7 @@ async def _refuse_redirect(*_: Any) -> None:
 @asynccontextmanager
 async def confined_device(url: str, user: str, password: str) -> AsyncGenerator[Any, None]:
     """A device at ``url`` (scheme, address and port) with its services resolved; anonymous without ``user``. Password
-    digests (WS-UsernameToken) use the device's clock."""
+    digests are WS-UsernameToken's, by the device's clock, and those of HTTP where a device asks for them."""
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(_refuse_redirect)
     parts = urlsplit(url)
@@ -54,11 +56,12 @@ async def confined_device(url: str, user: str, password: str) -> AsyncGenerator[
     device = _ConfinedCamera(
         host, parts.port or 80, user or None, password or None, adjust_time=True, nat_override=True
     )
+    digest = (aiohttp.DigestAuthMiddleware(user, password),) if user else ()
     try:
         # Cameras have self-signed certificates.
         connector = aiohttp.TCPConnector(ssl=False)
         async with aiohttp.ClientSession(
-            connector=connector, response_class=_BoundedResponse, trace_configs=[trace]
+            connector=connector, response_class=_BoundedResponse, trace_configs=[trace], middlewares=digest
         ) as device.session:
             await device.update_xaddrs()
             yield device

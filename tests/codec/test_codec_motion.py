@@ -1,15 +1,18 @@
 import gc
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
-from codec_clips import GEOMETRY, encode, process, read, texture
+from codec_clips import FPS, GEOMETRY, encode, process, read, texture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.codec import motion
 from cluster.codec.motion import VECTOR, MotionField, ReferenceDistance, frame_vectors
+from cluster.codec.nal import START_CODE, H264Sequence, sequences
 from cluster.types import PatchGeometry, PatchGrid
 
 WIDTH, HEIGHT = 192, 128
@@ -237,12 +240,48 @@ def test_vectors_are_shared_out_over_the_pictures_they_span() -> None:
     order = ReferenceDistance()
     for pts, reference in ((0, True), (3, True), (1, False), (2, False)):
         order.record_decoded(pts, reference)
-    assert order.scale_factors(0, True) == (1.0, 1.0)
-    assert order.scale_factors(1, True) == (1.0, 0.5)
-    assert order.scale_factors(2, True) == (0.5, 1.0)
-    assert order.scale_factors(3, True) == (pytest.approx(1 / 3), 1.0)
-    assert order.scale_factors(None, True) == (1.0, 1.0)
-    assert order.scale_factors(7, False) == (1.0, 1.0)
+    assert order.scale_factors(0) == (1.0, 1.0)
+    assert order.scale_factors(1) == (1.0, 0.5)
+    assert order.scale_factors(2) == (0.5, 1.0)
+    assert order.scale_factors(3) == (pytest.approx(1 / 3), 1.0)
+    assert order.scale_factors(None) == (1.0, 1.0)
+    # The picture before had no time.
+    assert order.scale_factors(7) == (1.0, 1.0)
+
+
+def _exp_golomb(*values: int) -> str:
+    """Unsigned Exp-Golomb codes (H.264 §9.1)."""
+    return "".join(f"{value + 1:b}".zfill(2 * (value + 1).bit_length() - 1) for value in values)
+
+
+def _shifted(number: int, reference: bool, dx: int) -> bytes:
+    """A P picture of which every block is that of its reference, ``dx`` > 0 pixels further right (H.264 §7.3.3, §7.3.5)
+    in CAVLC, with ``frame_num`` of 4 bits, one reference and the deblocking filter off."""
+    header = _exp_golomb(0, 0, 0) + f"{number % 16:04b}" + "00" + "0" * reference + _exp_golomb(0, 1)
+    # mb_skip_run, mb_type, mvd_l0 (quarter pixels, predicted from the block before), coded_block_pattern.
+    blocks = _exp_golomb(0, 0, 2 * 4 * dx, 0, 0) + (WIDTH * HEIGHT // 256 - 1) * _exp_golomb(0, 0, 0, 0, 0)
+    bits = header + blocks + "1"
+    bits += "0" * (-len(bits) % 8)
+    return START_CODE + bytes([0x61 if reference else 0x01]) + int(bits, 2).to_bytes(len(bits) // 8, "big")
+
+
+def test_a_pan_in_temporal_layers_is_measured_in_pixels(tmp_path: Path) -> None:
+    """SVC-T: every other picture is no reference, so that a vector of the others spans two pictures."""
+    options = {"x264-params": "cabac=0:ref=1:weightp=0:keyint=16:min-keyint=1"}
+    header, packets = read(encode(tmp_path / "still.mp4", [texture(WIDTH, HEIGHT)] * 16, gop=16, options=options))
+    sequence = next(iter(sequences("h264", packets[0].data)))
+    assert isinstance(sequence, H264Sequence)
+    assert (sequence.frame_num_bits, sequence.order_type) == (4, 2)
+    for index in range(1, 16):
+        upper = index % 2 == 1
+        data = _shifted((index + 1) // 2, not upper, 3 if upper else 6)
+        packets[index] = replace(packets[index], data=data, keyframe=False)
+    processor, samples = process(header, packets, fps=FPS)
+    assert (processor.stats.frames_decoded, len(samples), dict(processor.stats.resyncs)) == (16, 16, {})
+    for before, after in itertools.pairwise(samples):
+        # What was at x is at x + 3, as far as nothing came in from the left.
+        assert np.abs(after.luma[:, 64:].astype(int) - before.luma[:, 61:-3]).max() <= 1
+        assert after.change.max_motion == pytest.approx(3.0)
 
 
 def test_geometry_of_the_tests_is_eight_pixel_cells() -> None:

@@ -341,8 +341,9 @@ def test_of_several_digests_md5_is_taken(offers: bytes, said: str) -> None:
             return b"RTSP/1.0 404 No\r\n%s\r\n\r\n" % cseq
         return b"RTSP/1.0 401 Who\r\n%s\r\n%s\r\n" % (cseq, offers)
 
-    with pytest.raises(SourceError, match=said):
+    with pytest.raises(SourceError, match=said) as failure:
         NetworkSource(f"rtsp://viewer:hunter22@127.0.0.1:{serve_once(answer, asked)}/1").open()
+    assert failure.value.login == (said == "SHA digests only")
 
 
 @pytest.mark.parametrize("channel", [0, 1])

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "libx265",
             options={"x265-params": "crf=12:wpp=0:log-level=error"},
         ),
+        "/slow": encode(folder / "slow.mp4", walk(5), fps=1, times=range(0, 10_000, 2000)),
         # Longer than any test lasts.
         "/long": encode(folder / "long.mp4", walk(1200)),
     }
@@ -158,6 +160,17 @@ def test_a_piece_of_a_picture_that_a_camera_left_out_is_a_gap(server: RtspServer
         assert abs(sample.luma.astype(int) - right.luma).max() < 40
 
 
+def test_a_camera_with_a_picture_every_two_seconds_is_open_at_its_second(server: RtspServer) -> None:
+    """A picture is whole when the next one begins: after 2 s. Two more for the decoding time would be 6 s."""
+    source = NetworkSource(server.url("/slow"), connect_timeout_s=PATIENCE_S)
+    began_s = time.monotonic()
+    assert source.open().width == 192
+    packets = source.packets()
+    assert next(packets).keyframe
+    assert time.monotonic() - began_s < 5.0
+    source.close()
+
+
 def test_a_wrong_path_says_so(server: RtspServer) -> None:
     with pytest.raises(SourceError, match=r"has no stream at this path \(RTSP 404\)") as failure:
         NetworkSource(server.url("/nobody")).open()
@@ -219,6 +232,17 @@ def test_stopping_does_not_wait_for_a_frozen_server(server: RtspServer) -> None:
     server.freeze()
     camera.stop()
     assert camera.told[-1].reason == "stopped"
+
+
+def test_a_session_is_torn_down_when_a_camera_is_stopped(server: RtspServer) -> None:
+    """Cameras keep a session that is only disconnected, of the few they allow, until it times out."""
+    source = NetworkSource(server.url("/long"))
+    camera = Camera(source)
+    camera.wait_for_samples()
+    camera.stop()
+    assert source._session is not None
+    assert not source._session.is_alive()
+    assert server.tears_down(within_s=PATIENCE_S)
 
 
 def test_stopping_does_not_wait_for_a_connection() -> None:

@@ -1,3 +1,4 @@
+import itertools
 import resource
 import threading
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.codec import Backoff, CameraState, FileSource, PushSource, SourceStatus, SourceSupervisor, StreamHeader
+from cluster.codec.supervisor import LOGIN
 from cluster.errors import SourceError
 from cluster.types import EncodedPacket
 
@@ -76,6 +78,17 @@ def test_failures_back_off_and_recover() -> None:
         CameraState.BACKOFF,
         CameraState.CONNECTING,
     ]
+
+
+def test_refused_logins_wait_longer_and_do_not_lock_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hikvision and Dahua lock after five refusals (their defaults) within half an hour."""
+    at_s = [0.0, *itertools.accumulate(LOGIN.delay_s(attempt, 1.0) for attempt in range(20))]
+    assert max(sum(begin <= each < begin + 1800 for each in at_s) for begin in at_s) < 5
+    monkeypatch.setattr("cluster.codec.supervisor.LOGIN", Backoff(first_s=0.03, factor=2.0, longest_s=0.06, jitter=0.0))
+    login = SourceError("the camera refuses this password", retryable=True, login=True)
+    told, _, _ = run(Scripted([login, login, login, refused(), login, 1, login, 1]))
+    waits = [status.retry_in_s for status in told if status.state is CameraState.BACKOFF]
+    assert waits == [0.03, 0.06, 0.06, 0.02, 0.03, 0.02, 0.03]
 
 
 def test_a_source_that_opens_but_sends_nothing_does_not_run() -> None:

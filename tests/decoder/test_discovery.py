@@ -36,6 +36,31 @@ async def test_a_camera_is_found_with_its_streams_and_without_its_password():
     assert camera.probes == 1
 
 
+@pytest.mark.parametrize("vacant", [0, 31])
+async def test_channels_without_a_camera_hide_no_other(vacant):
+    """A recorder of 32 channels, and a camera whose first profile has no video."""
+    async with OnvifCamera("rtsp://127.0.0.1/32", vacant=vacant) as recorder:
+        [each], _ = await found(recorder.probe_port)
+    assert [stream.source for stream in each.streams] == ["rtsp://127.0.0.1/32"]
+    assert each.error == ""
+
+
+async def test_a_device_that_gives_no_stream_says_why():
+    async with OnvifCamera("rtsp://127.0.0.1/a", connected=False) as camera:
+        [each], _ = await found(camera.probe_port)
+    assert each.error == "it offers no video stream: The specified media profile contains no video"
+    assert each.streams == ()
+
+
+async def test_a_device_that_wants_the_digest_of_http_gets_it():
+    """Cameras may be set to accept nothing else."""
+    async with OnvifCamera("rtsp://127.0.0.1/a", http_digest=True) as camera:
+        [each], _ = await found(camera.probe_port)
+        [refused], _ = await found(camera.probe_port, password="wrong")
+    assert ([stream.source for stream in each.streams], each.error) == (["rtsp://127.0.0.1/a"], "")
+    assert refused.error == "its ONVIF service failed: it refuses this user or password"
+
+
 async def test_a_wrong_password_is_said_and_the_others_are_found():
     async with (
         OnvifCamera("rtsp://127.0.0.1/a", password="another") as first,

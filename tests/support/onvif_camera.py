@@ -24,7 +24,9 @@ MATCH = """<e:Envelope xmlns:e="{soap}" xmlns:d="http://schemas.xmlsoap.org/ws/2
 @dataclass
 class OnvifCamera(asyncio.DatagramProtocol):
     """Answers probes at ``host``; ``source`` is its stream. ``claimed``: the host that its addresses name;
-    ``redirect``: where its service sends everybody; ``padding``: bytes of nothing in a reply."""
+    ``redirect``: where its service sends everybody; ``padding``: bytes of nothing in a reply. ``http_digest``: it
+    wants HTTP's digest instead of WS-UsernameToken's. ``vacant``: channels to which no camera is connected, as of a
+    recorder; ``connected``: whether there is a last one that has a stream."""
 
     source: str
     host: str = "127.0.0.1"
@@ -34,6 +36,9 @@ class OnvifCamera(asyncio.DatagramProtocol):
     claimed: str = ""
     redirect: str = ""
     padding: int = 0
+    http_digest: bool = False
+    vacant: int = 1
+    connected: bool = True
     calls: list[str] = field(default_factory=list)
     probes: int = 0
 
@@ -65,13 +70,33 @@ class OnvifCamera(asyncio.DatagramProtocol):
         text = await request.text()
         name = re.search(r"Body>\s*<(?:\w+:)?(\w+)", text)[1]
         self.calls.append(name)
-        if name != "GetSystemDateAndTime" and not self._knows(text):
-            return self._reply(
-                "<s:Fault><s:Code><s:Value>s:Sender</s:Value></s:Code><s:Reason>"
-                '<s:Text xml:lang="en">Sender not authorized</s:Text></s:Reason></s:Fault>',
-                400,
-            )
+        if self.http_digest and name != "GetSystemDateAndTime":
+            if not self._digested(request):
+                raise web.HTTPUnauthorized(headers={"WWW-Authenticate": 'Digest realm="x", nonce="n", qop="auth"'})
+        elif name != "GetSystemDateAndTime" and not self._knows(text):
+            return self._fault("Sender not authorized")
+        if name == "GetStreamUri" and "ProfileToken>main<" not in text:
+            # ter:IncompleteConfiguration (ONVIF Media Service, GetStreamUri).
+            return self._fault("The specified media profile contains no video")
         return self._reply(getattr(self, f"_{name}")())
+
+    def _fault(self, text: str) -> web.Response:
+        return self._reply(
+            "<s:Fault><s:Code><s:Value>s:Sender</s:Value></s:Code><s:Reason>"
+            f'<s:Text xml:lang="en">{text}</s:Text></s:Reason></s:Fault>',
+            400,
+        )
+
+    def _digested(self, request: web.Request) -> bool:
+        """HTTP Digest (RFC 7616, section 3.4.1) with MD5."""
+
+        def md5(text: str) -> str:
+            return hashlib.md5(text.encode()).hexdigest()
+
+        sent = dict(re.findall(r'(\w+)="?([^",]*)"?', request.headers.get("Authorization", "")))
+        secret, action = md5(f"{self.user}:x:{self.password}"), md5(f"POST:{request.path}")
+        parts = secret, "n", sent.get("nc", ""), sent.get("cnonce", ""), "auth", action
+        return sent.get("response") == md5(":".join(parts))
 
     def _knows(self, text: str) -> bool:
         found = [
@@ -119,16 +144,25 @@ class OnvifCamera(asyncio.DatagramProtocol):
         )
 
     def _GetProfiles(self) -> str:
-        return (
-            '<m:GetProfilesResponse><m:Profiles token="main" fixed="true"><t:Name>mainStream</t:Name>'
+        """A profile of metadata alone, those of vacant channels, and the camera's own."""
+        video = (
             '<t:VideoEncoderConfiguration token="v"><t:Name>v</t:Name><t:UseCount>1</t:UseCount>'
             "<t:Encoding>H264</t:Encoding><t:Resolution><t:Width>1920</t:Width><t:Height>1080</t:Height></t:Resolution>"
             "<t:Quality>4</t:Quality><t:RateControl><t:FrameRateLimit>25</t:FrameRateLimit>"
             "<t:EncodingInterval>1</t:EncodingInterval><t:BitrateLimit>4096</t:BitrateLimit></t:RateControl>"
             "<t:Multicast><t:Address><t:Type>IPv4</t:Type></t:Address><t:Port>0</t:Port><t:TTL>0</t:TTL>"
             "<t:AutoStart>false</t:AutoStart></t:Multicast><t:SessionTimeout>PT60S</t:SessionTimeout>"
-            "</t:VideoEncoderConfiguration></m:Profiles></m:GetProfilesResponse>"
+            "</t:VideoEncoderConfiguration>"
         )
+        profiles = "".join(
+            f'<m:Profiles token="{token}" fixed="true"><t:Name>{token}Stream</t:Name>{encoder}</m:Profiles>'
+            for token, encoder in (
+                ("metadata", ""),
+                *((f"vacant{number}", video) for number in range(self.vacant)),
+                *([("main", video)] if self.connected else []),
+            )
+        )
+        return f"<m:GetProfilesResponse>{profiles}</m:GetProfilesResponse>"
 
     def _GetStreamUri(self) -> str:
         return (

@@ -75,6 +75,13 @@ class RtspServer:
             self._process.communicate()
             self._process = None
 
+    def tears_down(self, within_s: float) -> bool:
+        """Whether a client has asked to end a session (TEARDOWN, RFC 2326 §10.7), or does so in time."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], within_s)
+        return bool(ready) and self._process.stdout.readline() == "TEARDOWN\n"
+
     def _signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)
@@ -112,6 +119,10 @@ def _serve(port: int, mounts: dict[str, str]) -> int:
             f"( filesrc location={path} ! qtdemux ! {codec}parse ! rtp{codec}pay name=pay0 pt=96 config-interval=1 )"
         )
         server.get_mount_points().add_factory(mount, factory)
+    server.connect(
+        "client-connected",
+        lambda _, client: client.connect("teardown-request", lambda *_: print("TEARDOWN", flush=True)),
+    )
     if not server.attach(None):
         print(f"port {port} is taken", file=sys.stderr)
         return 1
