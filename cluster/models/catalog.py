@@ -17,6 +17,9 @@ _LLAMA = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 409
 _DEFAULTS = {"llama": _LLAMA, "mistral": _LLAMA | {"num_key_value_heads": 8}}
 """Entries that the published LLaVA-NeXT-Video leaves out of its ``text_config``, as they are transformers' defaults."""
 
+LANGUAGE_MODELS = ("llama", "mistral", "qwen2", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_vl_text")
+"""``model_type`` of transformers' language models whose layers a ``DecoderLayer`` computes."""
+
 HUB_S = 5.0
 """Timeout for checking whether the hub is reachable."""
 
@@ -95,6 +98,12 @@ def check_model(name: str, *, quantised: bool = False) -> None:
     body, family = _read(name, config)
     if family not in families:
         raise ModelError(f"model {name!r} is of family {family!r}; supported families: {', '.join(families)}")
+    text = body.get("text_config")
+    # Without an entry, it is the family's default, which is supported.
+    if isinstance(text, dict) and (kind := text.get("model_type", "llama")) not in LANGUAGE_MODELS:
+        raise ModelError(
+            f"the language model of {name!r} is of type {kind!r}; supported types: {', '.join(LANGUAGE_MODELS)}"
+        )
     if not quantised:
         check_unquantised(name, body)
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cluster.errors import ModelError
+from cluster.models.catalog import LANGUAGE_MODELS
 from cluster.models.checkpoint import rms_norm
 from cluster.models.float8 import ALIGNED, Float8Linear
 from cluster.models.fused import gated, rotated
@@ -16,10 +17,6 @@ from cluster.models.packed_attention import SequencePacking, attend
 Rotary = tuple[Tensor, Tensor]
 Attention = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """``(layer, query [n, H, d], key, value [n, Hkv, d], scale) -> [n, H, d]``."""
-
-
-LANGUAGE_MODELS = ("llama", "mistral", "qwen2", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_vl_text")
-"""``model_type`` of transformers' language models whose layers a :class:`DecoderLayer` computes."""
 
 
 def check_language_model(config: Any) -> None:

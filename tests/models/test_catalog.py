@@ -40,6 +40,11 @@ def test_checkpoint_of_a_known_family_passes(tmp_path) -> None:
             '{"model_type": "llava"}',
             "family 'llava'; supported families: internvl, llava_next_video, llava_onevision, qwen2_5_vl",
         ),
+        # InternVL3.5-30B-A3B: the family is known, but nothing refused its experts before the cluster had started.
+        (
+            '{"model_type": "internvl", "text_config": {"model_type": "qwen3_moe"}}',
+            "language model of .* is of type 'qwen3_moe'; supported types: llama",
+        ),
         ("{}", "no model_type"),
         ("not json", "no model_type"),
         # The library asked for packages that read it, with which it was refused in its turn.
