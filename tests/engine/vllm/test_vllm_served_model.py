@@ -18,6 +18,7 @@ from cluster.engine.vllm.engine import VllmEngine
 from cluster.engine.vllm.plugin import ARCHITECTURE
 from cluster.engine.vllm.served_model import write_model_folder
 from cluster.engine.vllm.settings import VllmSettings, check_version, engine_arguments, version_text
+from cluster.engine.window.score import why_ids
 from cluster.errors import ConfigError, ModelError
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.loading import load_model
@@ -212,7 +213,7 @@ def test_a_window_that_opens_at_the_anchor_before_it_fits_what_vllm_takes() -> N
     engine = VllmEngine.__new__(VllmEngine)
     Engine.__init__(engine, model, max_new_tokens=4)
     engine._tiers = engine._checkpoints = None
-    engine._system, engine.core = model.system_ids(), SimpleNamespace(max_tokens=0)
+    engine._system, engine._why, engine.core = model.system_ids(), why_ids(model), SimpleNamespace(max_tokens=0)
     spec = StreamSpec("cam", (Question("q", "Is anyone there?"),), 6.0, 2.0, lookback_s=8.0, static_gate=False)
     with pytest.raises(ConfigError, match=r"may have \d+ tokens") as refused:
         engine.admit(spec)
