@@ -196,11 +196,9 @@ def test_of_more_tokens_than_it_reads_the_best_clusters_are_taken(
     table.add(NewTokens(key, key, torch.zeros(len(numbers)).long(), torch.zeros(len(numbers)).long()), numbers)
     # As a GPU computes it.
     query = torch.randn(rows, 8, generator=rng).bfloat16()
-    # The rule by hand: a cluster's score is that for the row to which it is best.
-    best = [0.0] * clusters
-    for row in query.tolist():
-        scores = [sum(a * b for a, b in zip(row, mean, strict=True)) / math.sqrt(8) for mean in table.mean.tolist()]
-        best = [max(pair) for pair in zip(best, (math.exp(score - max(scores)) for score in scores), strict=True)]
+    # The rule by hand: the attention of all rows to one token, were each token's key its cluster's mean.
+    best = (query.double() @ table.mean[table.of_token].double().T / math.sqrt(8)).softmax(1).sum(0)
+    best = torch.stack([best[table.members(number)[0]] for number in range(clusters)]).tolist()
     wanted: list[int] = []
     for number in sorted(plain(query.float(), table.mean, table.count, 0.6), key=lambda n: -best[n]):
         if wanted and sum(int(table.count[n]) for n in [*wanted, number]) > most:
@@ -208,6 +206,15 @@ def test_of_more_tokens_than_it_reads_the_best_clusters_are_taken(
         wanted.append(number)
     assert WiCSum(ratio=0.6, tokens=most).select(query, table).tolist() == sorted(wanted)
     assert WiCSum(ratio=1.0, tokens=most).select(query, table).tolist() == list(range(clusters))
+
+
+def test_what_exceeds_the_limit_are_not_the_newest() -> None:
+    """Each row's best cluster had the same score, that of its maximum, and the oldest of these were read."""
+    table = ClusterTable(4)
+    key = torch.cat([4.0 * torch.eye(4)[:2], 9.0 * torch.eye(4)[2:]])
+    table.add(NewTokens(key, key, torch.zeros(4).long(), torch.zeros(4).long()), torch.arange(4))
+    # Every row prefers another cluster; the newest two get nearly all attention of theirs.
+    assert WiCSum(ratio=0.3, tokens=2).select(torch.eye(4), table).tolist() == [2, 3]
 
 
 def test_no_tokens_are_refused() -> None:

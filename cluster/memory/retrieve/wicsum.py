@@ -28,9 +28,9 @@ class WiCSum(Retriever):
 
     Args:
         ratio: the share, 0 to 1; at 1 everything is selected.
-        tokens: maximum read per head, as a share of a growing memory takes ever longer. Beyond it, the clusters with
-            the highest score for any row are read, at least one. None: no limit, as in the paper. ``ConfigError`` for a
-            ratio out of range, or fewer than one token.
+        tokens: maximum read per head, as a share of a growing memory takes ever longer. Beyond it, the clusters whose
+            tokens are expected to get the most attention of all rows are read, at least one. None: no limit, as in the
+            paper. ``ConfigError`` for a ratio out of range, or fewer than one token.
     """
 
     def __init__(self, *, ratio: float = 0.3, tokens: int | None = 2048) -> None:
@@ -64,8 +64,8 @@ class WiCSum(Retriever):
         return [of_head[:, : len(table)] for of_head, table in zip(whole, tables, strict=True)]
 
     def _bounded(self, chosen: Tensor, score: Tensor, count: Tensor) -> Tensor:
-        """Limit one group's clusters ``chosen [H, c]`` to ``tokens`` per head, keeping the best by ``score
-        [H, r, c]``."""
+        """Limit one group's clusters ``chosen [H, c]`` to ``tokens`` per head, by the attention that all rows
+        are expected to give one of their tokens; ``score [H, r, c]``: see :func:`_chosen`."""
         if self.tokens is None or self.ratio == 1:
             return chosen
         over = ((chosen * count).sum(1) > self.tokens).nonzero()[:, 0].tolist()
@@ -73,7 +73,9 @@ class WiCSum(Retriever):
             chosen = chosen.clone()
         for head in over:
             taken = chosen[head].nonzero()[:, 0]
-            order = score[head].amax(0)[taken].argsort(descending=True, stable=True)
+            weight = score[head].exp()
+            attention = (weight / (weight @ count[head].float())[:, None]).sum(0)
+            order = attention[taken].argsort(descending=True, stable=True)
             held = count[head][taken[order]].cumsum(0)
             kept = max(1, int((held <= self.tokens).sum()))
             chosen[head] = False
