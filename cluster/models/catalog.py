@@ -20,6 +20,9 @@ _DEFAULTS = {"llama": _LLAMA, "mistral": _LLAMA | {"num_key_value_heads": 8}}
 LANGUAGE_MODELS = ("llama", "mistral", "qwen2", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_vl_text")
 """``model_type`` of transformers' language models whose layers a ``DecoderLayer`` computes."""
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""Weights of a checkpoint in one file, and the list of its files if there are several."""
+
 HUB_S = 5.0
 """Timeout for checking whether the hub is reachable."""
 
@@ -44,6 +47,16 @@ def cached_config(hub_id: str) -> Path | None:
     except HFValidationError:
         return None
     return Path(cached) if isinstance(cached, str) else None
+
+
+def cached_checkpoint(hub_id: str) -> Path | None:
+    """Folder of a checkpoint in the local hub cache; None unless all of its weights are there."""
+    if (config := cached_config(hub_id)) is None:
+        return None
+    folder, names = config.parent, {SINGLE}
+    if (index := folder / INDEX).is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    return folder if all((folder / name).is_file() for name in names) else None
 
 
 @cache

@@ -18,7 +18,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from cluster.errors import ConfigError, ModelError, first_line
 from cluster.models.base import VisionLanguageModel
-from cluster.models.catalog import BUNDLED, cached_config, check_model, check_unquantised, is_hub_id, locate
+from cluster.models.catalog import (
+    BUNDLED,
+    cached_checkpoint,
+    cached_config,
+    check_model,
+    check_unquantised,
+    is_hub_id,
+    locate,
+)
 from cluster.models.checkpoint import Checkpoint, untrained
 from cluster.models.float8 import check_float8
 from cluster.models.presets import PRESETS, PUBLISHED, SHAPES, Preset
@@ -73,8 +81,9 @@ def load_model(
     if path_or_preset in BUNDLED:
         check_model(path_or_preset)
     folder = Path(locate(path_or_preset)).expanduser()
-    path = str(folder) if folder.is_dir() else path_or_preset
-    return _checkpoint(path, target, torch_dtype, max_pixels, quantised=quantised)
+    # For each file of a hub id, transformers asks the hub first, which takes minutes if it is unreachable.
+    found = folder if folder.is_dir() else cached_checkpoint(path_or_preset)
+    return _checkpoint(str(found or path_or_preset), target, torch_dtype, max_pixels, quantised=quantised)
 
 
 def load_shape(name: str, max_pixels: int | None = None) -> VisionLanguageModel:

@@ -163,6 +163,26 @@ def test_the_settings_of_a_checkpoint_from_the_hub_are_heeded(qwen, offline, tmp
     assert (loaded.settings.score_temperature, loaded.geometry.max_pixels) == (2.5, 3136)
 
 
+@pytest.mark.parametrize("shard", ["1GB", "100KB"])
+def test_a_checkpoint_in_the_hubs_cache_asks_the_hub_nothing(qwen, tmp_path, monkeypatch, shard):
+    """Behind a hub that refused connections, each of its files took half a minute, four in all."""
+    kept = tmp_path / "models--some--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("abc")
+    folder = kept / "snapshots" / "abc"
+    qwen.model.save_pretrained(folder, max_shard_size=shard)
+    qwen.tokenizer.save_pretrained(folder)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("the hub was asked"))
+    loaded = load_model("some/model")
+    assert torch.equal(loaded.model.lm_head.weight, qwen.model.lm_head.weight)
+    # By this name vLLM finds the same weights.
+    assert loaded.model.name_or_path == str(folder)
+    sorted(folder.glob("*.safetensors"))[-1].unlink()
+    with pytest.raises(pytest.fail.Exception, match="the hub was asked"):
+        load_model("some/model")
+
+
 def test_max_pixels_bounds_native_resolution(qwen):
     assert load_model("tiny-qwen2_5_vl", max_pixels=56 * 56).geometry.grid(1920, 1080).tokens <= 4
     assert qwen.geometry.grid(1920, 1080).tokens > 4

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.errors import ModelError
-from cluster.models.catalog import check_model, is_hub_id, locate
+from cluster.models.catalog import INDEX, SINGLE, cached_config, check_model, is_hub_id, locate
 from cluster.models.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from cluster.models.base import VisionLanguageModel
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 POOLS = 2
 """KV pools held at once, of the engine and of its reference."""
 
@@ -32,16 +31,12 @@ def checkpoint_folder(name: str) -> Path | None:
     if folder.is_dir() or not is_hub_id(name):
         check_model(name)
         return folder
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
+    if (config := cached_config(name)) is None:
         raise ModelError(
             f"model {name!r} is neither a folder nor a checkpoint in the hub's local cache; "
             f"fetch it first (hf download {name}), or name its folder"
-        ) from None
+        )
+    return config.parent
 
 
 def check_files(folder: Path) -> None:

@@ -166,6 +166,7 @@ def test_a_hub_id_is_looked_up_on_this_machine_alone(tmp_path, monkeypatch, refu
     (kept / "snapshots" / "ab12").mkdir(parents=True)
     (kept / "refs").mkdir()
     (kept / "refs" / "main").write_text("ab12")
+    (kept / "snapshots" / "ab12" / "config.json").write_text("{}")
     assert checkpoint_folder("some/model") == kept / "snapshots" / "ab12"
 
 
