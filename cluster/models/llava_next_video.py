@@ -20,7 +20,7 @@ class LlavaNextVideo(Llava):
     family = "llava_next_video"
     library = (LlavaNextVideoConfig, LlavaNextVideoForConditionalGeneration)
     special_tokens, end_token = ("<unk>", "</s>", "<s>", "<image>", "<video>"), "</s>"
-    prompt_tokens = ("<s>", "</s>")
+    prompt_tokens = ("<s>", "</s>", "<video>")
     chat_system, chat_user, chat_answer, chat_follow_up = "<s>", "USER: ", " ASSISTANT:", "</s>USER: "
     video_brackets = ("", "\n")
     pixel_mean, pixel_std = CLIP_MEAN, CLIP_STD
@@ -39,6 +39,10 @@ class LlavaNextVideo(Llava):
     def system_ids(self) -> list[int]:
         # Tokenised separately: Llama's tokenizers put a space before a text's first word, but not after ``<s>``.
         return [*self._ids(self.chat_system), *self._ids(self.chat_user)]
+
+    def _ids(self, text: str) -> list[int]:
+        # Questions, which begin with a new line, follow frames, and some of these tokenizers put no space there.
+        return super()._ids(f"<video>{text}")[1:] if text.startswith("\n") else super()._ids(text)
 
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
         """See the base. Each frame is a class token and its kept patches, with the position embeddings of their cells;

@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from transformers import LlamaTokenizer
+from transformers import AddedToken, LlamaTokenizer
 
 from cluster.errors import ModelError
 from cluster.models.checkpoint import VOCABULARY
@@ -28,11 +28,16 @@ def test_the_prompt_reads_as_the_family_writes_it(model):
 def test_a_word_behind_a_beginning_has_the_space_that_llamas_tokenizer_gives_it(legacy):
     """As the library tokenises the prompt. Behind ``<s>`` in one text, the first word was another token."""
     model = load_model("tiny-llava_next_video")
-    pieces = ["<unk>", "<s>", "</s>", *"▁USER:", "▁U", "▁US", "▁USE", "▁USER"]
+    pieces = ["<unk>", "<s>", "</s>", *"▁USER:", "▁U", "▁US", "▁USE", "▁USER", "<0x0A>", *"AINT?wnorsye."]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     merges = [("▁", "U"), ("▁U", "S"), ("▁US", "E"), ("▁USE", "R")]
     model.tokenizer = LlamaTokenizer(vocab=vocabulary, merges=merges, legacy=legacy)
+    model.tokenizer.add_tokens([AddedToken("<video>", special=True, normalized=False)])
     assert model.tokenizer.convert_ids_to_tokens(model.system_ids()) == ["<s>", "▁USER", ":", "▁"]
+    # A question stands behind the frames. Where only a text's first word has the space, its new line had one, too.
+    whole = model.tokenizer("<s>USER: <video>\nIs it? ASSISTANT:", add_special_tokens=False)["input_ids"]
+    behind = whole.index(model.tokenizer.convert_tokens_to_ids("<video>")) + 1
+    assert model.ask_ids("Is it?") == whole[behind:]
 
 
 @pytest.mark.parametrize("text", ["Läuft dort jemand? 有人吗?", "", "<<>>\n\t\x07", "x" * 500])
