@@ -27,6 +27,7 @@ LANGUAGE_MODELS = {
     "qwen2": "qwen2",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
+    "qwen3": "qwen3",
     "qwen3_vl_text": "qwen3",
 }
 """Language models that vLLM can serve: transformers' ``model_type`` -> the one in vLLM's configuration, by which

@@ -125,13 +125,16 @@ def engine_arguments(served: ServedModel, dtype: torch.dtype, given: Mapping[str
 
 
 def _check_memory(arguments: Mapping[str, Any], token_bytes: int) -> None:
-    """If KV cache memory and maximum prompt length are both given, check that one prompt fits."""
+    """If KV cache memory and maximum prompt length are both given, check that one prompt fits. The memory is each
+    GPU's, which holds its share of heads and layers."""
     memory, longest = arguments.get("kv_cache_memory_bytes"), arguments.get("max_model_len")
-    if not isinstance(memory, int) or not isinstance(longest, int):
+    narrower = arguments.get("kv_cache_dtype") not in (None, "auto")
+    if not isinstance(memory, int) or not isinstance(longest, int) or narrower:
         return
+    gpus = math.prod(arguments.get(f"{kind}_parallel_size") or 1 for kind in ("tensor", "pipeline"))
     # In whole blocks; vLLM reserves one for itself.
     block = int(arguments.get("block_size") or 16)
-    needed = (math.ceil(max(longest, 1) / block) + 1) * block * token_bytes
+    needed = (math.ceil(max(longest, 1) / block) + 1) * block * token_bytes / gpus
     if needed > memory:
         raise ConfigError(
             f"vllm: a KV cache of {memory / 2**20:.0f} MiB is too small for one prompt of {max(longest, 1)} tokens, "

@@ -21,7 +21,8 @@ from cluster.engine.vllm.settings import VllmSettings, check_version, engine_arg
 from cluster.engine.window.score import why_ids
 from cluster.errors import ConfigError, ModelError
 from cluster.lab.bench.soak import SyntheticCamera
-from cluster.models.loading import load_model
+from cluster.models.checkpoint import Checkpoint, untrained
+from cluster.models.loading import initialise, load_model
 from cluster.models.presets import PRESETS
 from cluster.registry import families
 from cluster.types import Question, StreamSpec
@@ -64,6 +65,21 @@ def test_wider_heads_compute_the_same(tmp_path: Path, name: str, sizes: list[int
         expected = model.model(input_ids=ids[None]).logits[0]
     assert served.width == (1 + model.deepstack) * 4 * (sizes[0] if sizes else 16)
     torch.testing.assert_close(served_logits(tmp_path, CAUSAL[name], embeds), expected, atol=2e-5, rtol=1e-5)
+
+
+def test_the_language_model_of_internvl35_is_served(tmp_path: Path) -> None:
+    """Qwen3, which vLLM has as the language model of Qwen3-VL. It was refused."""
+    preset = PRESETS["tiny-internvl3"]
+    text = preset.text | {"model_type": "qwen3", "head_dim": 32}
+    whole, tokenizer = untrained(families.get("internvl"), text, preset.vision)
+    initialise(whole, 0)
+    checkpoint = Checkpoint(whole.eval(), tokenizer, torch.device("cpu"), torch.float32, random_weights=True)
+    model: Any = families.get("internvl")(checkpoint)
+    write_model_folder(model, tmp_path, None)
+    ids = torch.arange(20) * 7 % 500
+    with torch.no_grad(), model._library_attention():
+        expected = whole(input_ids=ids[None]).logits[0]
+    torch.testing.assert_close(served_logits(tmp_path, Qwen3ForCausalLM, model.embed(ids)), expected)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +162,19 @@ def test_a_pipeline_whose_first_stage_cannot_add_embeddings_is_refused(tmp_path:
     assert engine_arguments(served, torch.float32, {"pipeline_parallel_size": 1}, cpu=False)
     with pytest.raises(ConfigError, match="lower pipeline_parallel_size to 1"):
         engine_arguments(served, torch.float32, {"pipeline_parallel_size": 2}, cpu=False)
+
+
+@pytest.mark.parametrize(
+    "gpus", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"kv_cache_dtype": "fp8"}]
+)
+def test_the_memory_for_kv_is_each_gpus(tmp_path: Path, gpus: dict[str, Any]) -> None:
+    """What holds a prompt's half of the heads or layers was refused, and so was KV of one byte."""
+    served = write_model_folder(load_model("tiny-qwen2_5_vl"), tmp_path, None)
+    # 8192 tokens and a block of 16.
+    given = {"max_model_len": 8192, "kv_cache_memory_bytes": served.kv_bytes * (8192 + 16) // 2}
+    with pytest.raises(ConfigError, match="too small for one prompt of 8192 tokens, which needs 6.0 MiB"):
+        engine_arguments(served, torch.float32, given, cpu=False)
+    assert engine_arguments(served, torch.float32, given | gpus, cpu=False)
 
 
 @pytest.mark.parametrize("text", ["0.31.2", "0.34.0", "1.0", "dev"])
