@@ -41,7 +41,7 @@ if not sys.stderr.isatty():
 MAX_PIXELS = 448 * 448
 # Weight names of decoder layers and tower blocks.
 _OF_LAYER = re.compile(r"\.(layers?|blocks)\.\d")
-# Those of a quantised checkpoint that its engine loads.
+# Those that an engine loads itself.
 _LEFT_TO_ENGINE = re.compile(r"model\.language_model\.layers\.|lm_head\.")
 
 
@@ -52,23 +52,23 @@ def load_model(
     dtype: str = "float32",
     seed: int = 0,
     max_pixels: int | None = None,
-    quantised: bool = False,
+    without_layers: bool = False,
 ) -> VisionLanguageModel:
     """Load a model in evaluation mode.
 
     ``path_or_preset``: name of a preset or bundled model, a directory, or a hub id. ``seed``: of a preset's weights.
     ``max_pixels``: maximum frame size for families of native resolution (default: the preset's, the one in the
-    checkpoint's ``sightline.json``, or 448*448). ``quantised``: accept a quantised language model; its layers are not
-    loaded and stay on the meta device, for an engine that loads them itself. Raises ``ModelError``: not found, an
-    unsupported family, a broken checkpoint, or a missing device; ``ConfigError``: a dtype that is unknown or that the
-    device lacks, or ``max_pixels`` for a family of square frames.
+    checkpoint's ``sightline.json``, or 448*448). ``without_layers``: a checkpoint's decoder layers stay on the meta
+    device, for an engine that loads them itself, perhaps quantised or onto several devices. Raises ``ModelError``: not
+    found, an unsupported family, a broken checkpoint, or a missing device; ``ConfigError``: a dtype that is unknown or
+    that the device lacks, or ``max_pixels`` for a family of square frames.
     """
     target = find_device(device)
     torch_dtype = loaded_dtype(dtype, target)
     if dtype == "float8":
         wide = "float32" if torch_dtype == torch.float32 else "bfloat16"
         model = load_model(
-            path_or_preset, device=device, dtype=wide, seed=seed, max_pixels=max_pixels, quantised=quantised
+            path_or_preset, device=device, dtype=wide, seed=seed, max_pixels=max_pixels, without_layers=without_layers
         )
         model.use_float8()
         return model
@@ -83,7 +83,7 @@ def load_model(
     folder = Path(locate(path_or_preset)).expanduser()
     # For each file of a hub id, transformers asks the hub first, which takes minutes if it is unreachable.
     found = folder if folder.is_dir() else cached_checkpoint(path_or_preset)
-    return _checkpoint(str(found or path_or_preset), target, torch_dtype, max_pixels, quantised=quantised)
+    return _checkpoint(str(found or path_or_preset), target, torch_dtype, max_pixels, without_layers=without_layers)
 
 
 def load_shape(name: str, max_pixels: int | None = None) -> VisionLanguageModel:
@@ -212,10 +212,10 @@ def _checkpoint_shape(
 
 
 def _checkpoint(
-    path: str, device: torch.device, dtype: torch.dtype, max_pixels: int | None, *, quantised: bool
+    path: str, device: torch.device, dtype: torch.dtype, max_pixels: int | None, *, without_layers: bool
 ) -> VisionLanguageModel:
     config = _config(path)
-    if not quantised:
+    if not without_layers:
         check_unquantised(path, config.to_dict())
     found = _find_file(path, FILE)
     settings = ModelSettings() if found is None else ModelSettings.load(Path(found).parent)
@@ -228,7 +228,7 @@ def _checkpoint(
     shape = _checkpoint_shape(path, config, tokenizer, settings, max_pixels)
     # transformers needs extra packages to load quantised layers, if it can load them at all.
     quantisation = [vars(each).pop("quantization_config", None) for each in (read, read.text_config)]
-    if any(quantisation):
+    if without_layers:
         read.text_config.num_hidden_layers = 0
     model, report = _read(
         path, AutoModelForImageTextToText.from_pretrained, path, config=read, dtype=dtype, output_loading_info=True
@@ -238,13 +238,14 @@ def _checkpoint(
             f"checkpoint {path!r} lacks {len(missing)} weights, the first being {missing[0]}; download it again"
         )
     model = model.to(device)
-    if any(quantisation):
+    if without_layers:
         model.model.language_model.layers = shape.model.model.language_model.layers
         model.config.text_config.num_hidden_layers = len(shape.layers)
+    if any(quantisation):
         model.config.quantization_config = next(filter(None, quantisation))
     # Old versions of transformers saved rotary frequencies; current ones compute them.
     unread = sorted(name for name in report["unexpected_keys"] if not name.endswith("inv_freq"))
-    if any(quantisation):
+    if without_layers:
         extra = [name for name in unread if not _LEFT_TO_ENGINE.match(name)]
     else:
         extra = [name for name in unread if _OF_LAYER.search(name)]

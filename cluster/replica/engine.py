@@ -40,7 +40,7 @@ def load_configured(config: SightlineConfig, neighbours: int) -> VisionLanguageM
         dtype=model.dtype,
         seed=model.seed,
         max_pixels=model.max_pixels,
-        quantised=config.engine == "vllm",
+        without_layers=config.engine == "vllm",
     )
 
 

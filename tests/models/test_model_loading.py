@@ -406,12 +406,12 @@ def test_a_quantised_checkpoint_for_vllm(model, saved, make_frame, tmp_path_fact
     (saved / "config.json").write_text(json.dumps(config | {"quantization_config": method}))
     with pytest.raises(ModelError, match=r"is quantised \(method awq\), which is not supported"):
         load_model(str(saved))
-    loaded = load_model(str(saved), quantised=True)
+    loaded = load_model(str(saved), without_layers=True)
     frames, ids = [make_frame(model.geometry.grid(160, 120))], torch.arange(20)
     torch.testing.assert_close(loaded.encode(frames)[0].embeds, model.encode(frames)[0].embeds)
     assert torch.equal(loaded.embed(ids), model.embed(ids))
     assert len(loaded.layers) == len(model.layers)
-    assert loaded.fingerprint == load_model(str(saved), quantised=True).fingerprint
+    assert loaded.fingerprint == load_model(str(saved), without_layers=True).fingerprint
     folder = tmp_path_factory.mktemp("served")
     assert write_model_folder(loaded, folder, None).weights == str(saved)
     body = json.loads((folder / "config.json").read_text())
@@ -420,7 +420,28 @@ def test_a_quantised_checkpoint_for_vllm(model, saved, make_frame, tmp_path_fact
     tower = next(name for name in tensors if "vis" in name and name.endswith(".weight"))
     save_file(tensors | {f"{tower}_scale": torch.ones(1)}, saved / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=rf"1 layer weights .* first being \S*{tower.split('.')[-2]}\.weight_scale"):
-        load_model(str(saved), quantised=True)
+        load_model(str(saved), without_layers=True)
+
+
+def test_layers_of_a_checkpoint_for_vllm_are_left_to_it(model, saved, make_frame, tmp_path_factory):
+    """The replica held all of it on one GPU before vLLM spread it over several: what needs several found no room."""
+    config = load_config(None, {"engine": "vllm", "model": {"name": str(saved)}})
+    loaded = load_configured(config, 1)
+    absent = {name for name, parameter in loaded.model.named_parameters() if parameter.is_meta}
+    assert absent == {name for name, _ in model.model.named_parameters() if ".language_model.layers." in name}
+    frames, ids = [make_frame(model.geometry.grid(160, 120))], torch.arange(20)
+    torch.testing.assert_close(loaded.encode(frames)[0].embeds, model.encode(frames)[0].embeds)
+    assert torch.equal(loaded.embed(ids), model.embed(ids))
+    assert torch.equal(loaded.model.lm_head.weight, model.model.lm_head.weight)
+    folder = tmp_path_factory.mktemp("served")
+    assert write_model_folder(loaded, folder, None).weights == str(saved)
+    assert not list(folder.glob("*.safetensors"))
+    # Wider heads are written from the checkpoint.
+    written = []
+    for each in (loaded, load_model(str(saved))):
+        write_model_folder(each, folder, [32])
+        written.append((folder / "model.safetensors").read_bytes())
+    assert written[0] == written[1]
 
 
 def test_a_head_of_its_own_counts_though_the_config_leaves_it_out(internvl, tmp_path):

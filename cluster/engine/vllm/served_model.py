@@ -21,6 +21,7 @@ from cluster.engine.vllm.plugin import ARCHITECTURE
 from cluster.errors import ModelError
 from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import head_size
+from cluster.models.loading import load_model
 
 LANGUAGE_MODELS = {
     "llama": "llama",
@@ -86,7 +87,9 @@ def write_model_folder(model: VisionLanguageModel, folder: Path, head_sizes: Seq
     if wide != head:
         body |= pad_config(body, wide)
     if wide != head or model.random_weights or not checkpoint:
-        tensors = language_weights(model)
+        absent = any(parameter.is_meta for parameter in model.model.parameters())
+        dtype = str(model.dtype).removeprefix("torch.")
+        tensors = language_weights(load_model(checkpoint, dtype=dtype) if absent else model)
         if wide != head:
             tensors = pad_weights(tensors, config, wide)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -172,7 +172,7 @@ def test_the_memory_for_kv_is_each_gpus(tmp_path: Path, gpus: dict[str, Any]) ->
     served = write_model_folder(load_model("tiny-qwen2_5_vl"), tmp_path, None)
     # 8192 tokens and a block of 16.
     given = {"max_model_len": 8192, "kv_cache_memory_bytes": served.kv_bytes * (8192 + 16) // 2}
-    with pytest.raises(ConfigError, match="too small for one prompt of 8192 tokens, which needs 6.0 MiB"):
+    with pytest.raises(ConfigError, match=r"too small for one prompt of 8192 tokens, which needs 6\.0 MiB"):
         engine_arguments(served, torch.float32, given, cpu=False)
     assert engine_arguments(served, torch.float32, given | gpus, cpu=False)
 
