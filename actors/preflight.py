@@ -18,7 +18,7 @@ from cluster.errors import ConfigError, at_most
 from cluster.gateway.guard import make_guard
 from cluster.models.catalog import check_model
 from cluster.models.presets import PRESETS
-from cluster.replica.engine import WARNING, configured_costs
+from cluster.replica.engine import WARNING, configured_costs, replica_gpus
 from cluster.security.private_files import make_private_folder
 from cluster.tracing import check_tracing
 from cluster.types.cameras import several_cameras
@@ -84,7 +84,7 @@ def check_settings(config: SightlineConfig) -> None:
 
 
 def check_gpus(config: SightlineConfig) -> None:
-    """Check that this machine has a GPU per replica, without torch, which would allocate GPU memory. Raises
+    """Check that this machine has the replicas' GPUs, without torch, which would allocate GPU memory. Raises
     ``ConfigError``: it has not."""
     device = config.model.device
     if not device.startswith("cuda") or config.engine == "simulated":
@@ -102,10 +102,12 @@ def check_gpus(config: SightlineConfig) -> None:
     there, seen = gpus.get_current_node_num_accelerators(), gpus.get_current_process_visible_accelerator_ids()
     there = there if seen is None else min(there, len(seen))
     # With "cuda" Ray assigns each replica its GPU; it need not know of a shared one ("cuda:0").
-    if device == "cuda" and there < config.cluster.replicas:
+    each = replica_gpus(config)
+    if device == "cuda" and there < each * config.cluster.replicas:
         raise ConfigError(
-            f"model.device is cuda, a GPU for each of {config.cluster.replicas} replicas (cluster.replicas), but Ray "
-            f"finds {there} on this machine; set model.device: cuda:0 to share one, or cpu"
+            f"model.device is cuda, {'a GPU' if each == 1 else f'{each} GPUs'} for each of {config.cluster.replicas} "
+            f"replicas (cluster.replicas), but Ray finds {there} on this machine; set model.device: cuda:0 to share "
+            "one, or cpu"
         )
 
 

@@ -29,7 +29,14 @@ from cluster.errors import SightlineError, UnavailableError
 from cluster.replica import frames_service as frames
 from cluster.replica import memory_service as memory
 from cluster.replica.ask_queue import Conversations
-from cluster.replica.engine import SIMULATED, load_configured, make_engine, make_simulated, model_fingerprint
+from cluster.replica.engine import (
+    SIMULATED,
+    load_configured,
+    make_engine,
+    make_simulated,
+    model_fingerprint,
+    replica_gpus,
+)
 from cluster.replica.events import ReplicaEvents, WorkerFrames
 from cluster.replica.memory import MemoryCollector, MemoryDeletions, WorkerMemory, tier_stack
 from cluster.replica.thumbnails import ThumbnailStore
@@ -295,8 +302,8 @@ def replica_application(
     by default ``config``. Imports Serve, which then reads its flags from the environment."""
     from ray import serve
 
-    # "cuda": a GPU per replica; "cuda:0": one GPU shared by all.
-    gpus = 1 if config.model.device == "cuda" and config.engine != "simulated" else 0
+    # "cuda": each replica has its own GPUs; "cuda:0": one GPU shared by all.
+    gpus = replica_gpus(config) if config.model.device == "cuda" else 0
     place = config.cluster.placement.replica
     resources = {} if place is None else {place: 1.0}
     deployment = serve.deployment(

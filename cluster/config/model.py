@@ -41,8 +41,8 @@ class ModelConfig(Section):
     """The bundled model (demo), a preset with random weights (`sightline models list`), the path of a checkpoint
     folder, or a hub id."""
     device: str = "cpu"
-    """Device the model runs on: cpu, cuda (one GPU per replica) or cuda:0 (the first GPU in CUDA_VISIBLE_DEVICES,
-    shared by a node's replicas)."""
+    """Device the model runs on: cpu, cuda (one GPU per replica, or per vLLM rank) or cuda:0 (the first GPU in
+    CUDA_VISIBLE_DEVICES, shared by a node's replicas)."""
     dtype: Literal["float32", "bfloat16", "float16", "float8"] = "float32"
     """Data type of weights and KV; float8 applies to linear layers only, on Ada and Hopper GPUs."""
     max_pixels: int | None = Field(default=None, ge=56 * 56, le=4096 * 2160)

@@ -8,6 +8,7 @@ import pytest
 from ray._private import accelerators
 
 from actors.preflight import check_folders, check_gpus, check_settings, free_port, preflight
+from actors.replica import replica_application
 from cluster.config import camera_settings, load_config
 from cluster.errors import ConfigError
 from cluster.models.catalog import key_heads
@@ -106,6 +107,17 @@ def test_gpus_that_this_machine_lacks_are_said_before_anything_starts(monkeypatc
             check_gpus(config("cuda", cards + 1))
     check_gpus(config("cpu"))
     check_gpus(config("cuda", 9, engine="simulated", simulated={"costs": "demo-cpu"}))
+    # With vLLM, Ray gave each replica one, and vLLM refused to spread a model over it.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    split = {"engine": "vllm", "vllm": {"arguments": {"tensor_parallel_size": 2}}}
+    check_gpus(config("cuda", 1, **split))
+    with pytest.raises(
+        ConfigError, match=r"cuda, 2 GPUs for each of 2 replicas \(cluster.replicas\), but Ray finds 2 on"
+    ):
+        check_gpus(config("cuda", 2, **split))
+    for given, gpus in ((split, 2), ({}, 1)):
+        deployment = replica_application(config("cuda", 1, **given), None)
+        assert deployment._bound_deployment.ray_actor_options["num_gpus"] == gpus
 
 
 def test_of_gpus_of_other_nodes_this_machine_knows_nothing(monkeypatch):

@@ -129,6 +129,15 @@ def test_configuration_is_one_that_sightline_takes(variant: str, monkeypatch) ->
     assert part.cluster.model_copy(update=numbers | {"placement": place}) == full.cluster
 
 
+def test_a_replica_of_vllm_has_a_gpu_per_rank() -> None:
+    """Of four GPUs, two replicas; four replicas would have waited for GPUs for ever."""
+    arguments = ("tensor_parallel_size=2", "pipeline_parallel_size=1")
+    vllm = "config.engine=vllm", *(f"config.vllm.arguments.{each}" for each in arguments)
+    cluster = serve_config(rendered("city", *vllm))["applications"][0]["args"]["configuration"]["cluster"]
+    whole = serve_config(rendered("city"))["applications"][0]["args"]["configuration"]["cluster"]
+    assert cluster["replicas"] * 2 == whole["replicas"] == 32
+
+
 def test_a_configuration_without_a_model_has_the_bundled_one() -> None:
     """Not the configuration's own default, a preset with random weights."""
     text = "config.questions[0].text=Is anyone there?"

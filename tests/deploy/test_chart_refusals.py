@@ -57,6 +57,10 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ("replicas.gpuResource=nvidia.com/mig-3g.71gb", "replicas.gpusPerPod=2"),
             "replicas.gpusPerPod must be 1 with MIG slices",
         ),
+        (
+            ("replicas.gpusPerPod=3", "config.engine=vllm", "config.vllm.arguments.tensor_parallel_size=2"),
+            "config.vllm.arguments give each replica 2 GPUs: set it to a multiple",
+        ),
         (("decoders.pods=3", "decoders.maxPods=2"), "decoders.maxPods is 2, below decoders.pods"),
         (("config.model.name=org/model", "replicas.pods=2"), "models.cache.accessMode must be ReadWriteMany"),
         (

@@ -95,6 +95,12 @@ class VllmSettings:
         return self
 
 
+def gpus(arguments: Mapping[str, Any]) -> int:
+    """GPUs of one engine with these engine arguments: one per tensor-parallel rank of each pipeline stage."""
+    sizes = (arguments.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
+    return math.prod(size for size in sizes if isinstance(size, int))
+
+
 def engine_arguments(served: ServedModel, dtype: torch.dtype, given: Mapping[str, Any], *, cpu: bool) -> dict[str, Any]:
     """Complete engine arguments: those ``given`` by the operator, and ours. Raises ``ConfigError``: the KV cache cannot
     hold one prompt, or the pipeline has too many stages for the model."""
@@ -131,10 +137,9 @@ def _check_memory(arguments: Mapping[str, Any], token_bytes: int) -> None:
     narrower = arguments.get("kv_cache_dtype") not in (None, "auto")
     if not isinstance(memory, int) or not isinstance(longest, int) or narrower:
         return
-    gpus = math.prod(arguments.get(f"{kind}_parallel_size") or 1 for kind in ("tensor", "pipeline"))
     # In whole blocks; vLLM reserves one for itself.
     block = int(arguments.get("block_size") or 16)
-    needed = (math.ceil(max(longest, 1) / block) + 1) * block * token_bytes / gpus
+    needed = (math.ceil(max(longest, 1) / block) + 1) * block * token_bytes / gpus(arguments)
     if needed > memory:
         raise ConfigError(
             f"vllm: a KV cache of {memory / 2**20:.0f} MiB is too small for one prompt of {max(longest, 1)} tokens, "

@@ -84,8 +84,17 @@ tolerations:
 {{- if and .Values.gcsRedis.enabled (not .Values.gcsRedis.address) -}}yes{{- end -}}
 {{- end -}}
 
+{{/* GPUs of one replica: with vLLM, one per tensor-parallel rank of each pipeline stage. */}}
+{{- define "sightline.gpusPerReplica" -}}
+{{- $arguments := dict -}}
+{{- if eq (toString .Values.config.engine) "vllm" -}}
+{{- $arguments = dig "vllm" "arguments" dict .Values.config -}}
+{{- end -}}
+{{- mul (get $arguments "tensor_parallel_size" | default 1 | int) (get $arguments "pipeline_parallel_size" | default 1 | int) -}}
+{{- end -}}
+
 {{- define "sightline.replicasPerPod" -}}
-{{- max 1 (int .Values.replicas.gpusPerPod) -}}
+{{- max 1 (div (int .Values.replicas.gpusPerPod) (include "sightline.gpusPerReplica" . | int)) -}}
 {{- end -}}
 
 {{/* Not empty: Ray's autoscaler runs and scales the decoder pods. */}}

@@ -59,6 +59,10 @@
 {{- if and (contains "/mig-" .Values.replicas.gpuResource) (gt (int .Values.replicas.gpusPerPod) 1) -}}
 {{- fail "replicas.gpusPerPod must be 1 with MIG slices, because CUDA sees only one per pod: raise replicas.pods instead" -}}
 {{- end -}}
+{{- $gpus := include "sightline.gpusPerReplica" . | int -}}
+{{- if mod (int .Values.replicas.gpusPerPod) $gpus -}}
+{{- fail (printf "replicas.gpusPerPod is %d, but config.vllm.arguments give each replica %d GPUs: set it to a multiple" (int .Values.replicas.gpusPerPod) $gpus) -}}
+{{- end -}}
 {{- range $component := list "decoder" "replica" -}}
 {{- if gt (include "sightline.pages" (dict "root" $ "component" $component) | int) 16 -}}
 {{- fail (printf "monitoring.podMonitor.pods supports at most 16 processes per pod, and a %s pod runs more" $component) -}}
