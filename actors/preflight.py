@@ -13,12 +13,12 @@ from cluster.config.secrets import memory_secret, peer_tls, tls_files
 from cluster.config.sources import bundled_remark
 from cluster.control.fleet_settings import fleet_settings, memory_shortages, unknown_load
 from cluster.decoder.footage.camera import clip_shortages
-from cluster.engine.vllm.settings import VllmSettings, check_version
+from cluster.engine.vllm.settings import VllmSettings, check_version, engine_gpus
 from cluster.errors import ConfigError, at_most
 from cluster.gateway.guard import make_guard
 from cluster.models.catalog import check_model
 from cluster.models.presets import PRESETS
-from cluster.replica.engine import WARNING, configured_costs, replica_gpus
+from cluster.replica.engine import WARNING, configured_costs
 from cluster.security.private_files import make_private_folder
 from cluster.tracing import check_tracing
 from cluster.types.cameras import several_cameras
@@ -102,7 +102,7 @@ def check_gpus(config: SightlineConfig) -> None:
     there, seen = gpus.get_current_node_num_accelerators(), gpus.get_current_process_visible_accelerator_ids()
     there = there if seen is None else min(there, len(seen))
     # With "cuda" Ray assigns each replica its GPU; it need not know of a shared one ("cuda:0").
-    each = replica_gpus(config)
+    each = engine_gpus(config.vllm.arguments, config.engine)
     if device == "cuda" and there < each * config.cluster.replicas:
         raise ConfigError(
             f"model.device is cuda, {'a GPU' if each == 1 else f'{each} GPUs'} for each of {config.cluster.replicas} "

@@ -25,18 +25,12 @@ from actors.tier import tier_of_this_node
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.control.fleet_settings import fleet_settings
+from cluster.engine.vllm.settings import engine_gpus
 from cluster.errors import SightlineError, UnavailableError
 from cluster.replica import frames_service as frames
 from cluster.replica import memory_service as memory
 from cluster.replica.ask_queue import Conversations
-from cluster.replica.engine import (
-    SIMULATED,
-    load_configured,
-    make_engine,
-    make_simulated,
-    model_fingerprint,
-    replica_gpus,
-)
+from cluster.replica.engine import SIMULATED, load_configured, make_engine, make_simulated, model_fingerprint
 from cluster.replica.events import ReplicaEvents, WorkerFrames
 from cluster.replica.memory import MemoryCollector, MemoryDeletions, WorkerMemory, tier_stack
 from cluster.replica.thumbnails import ThumbnailStore
@@ -303,7 +297,8 @@ def replica_application(
     from ray import serve
 
     # "cuda": each replica has its own GPUs; "cuda:0": one GPU shared by all.
-    gpus = replica_gpus(config) if config.model.device == "cuda" else 0
+    own = config.model.device == "cuda" and config.engine != "simulated"
+    gpus = engine_gpus(config.vllm.arguments, config.engine) if own else 0
     place = config.cluster.placement.replica
     resources = {} if place is None else {place: 1.0}
     deployment = serve.deployment(

@@ -44,13 +44,6 @@ def load_configured(config: SightlineConfig, neighbours: int) -> VisionLanguageM
     )
 
 
-def replica_gpus(config: SightlineConfig) -> int:
-    """GPUs of one replica with ``model.device: cuda``."""
-    from cluster.engine.vllm.settings import gpus
-
-    return {"native": 1, "vllm": gpus(config.vllm.arguments), "simulated": 0}[config.engine]
-
-
 def model_fingerprint(config: SightlineConfig, model: VisionLanguageModel) -> str:
     """Fingerprint of the model and engine; only replicas with the same one can read each other's memory."""
     from cluster.engine.vllm.settings import tier_fingerprint

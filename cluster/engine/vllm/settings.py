@@ -95,9 +95,9 @@ class VllmSettings:
         return self
 
 
-def gpus(arguments: Mapping[str, Any]) -> int:
-    """GPUs of one engine with these engine arguments: one per tensor-parallel rank of each pipeline stage."""
-    sizes = (arguments.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
+def engine_gpus(arguments: Mapping[str, Any], engine: str = "vllm") -> int:
+    """GPUs of one engine: with vLLM, one per tensor-parallel rank of each pipeline stage."""
+    sizes = [arguments.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline") if engine == "vllm"]
     return math.prod(size for size in sizes if isinstance(size, int))
 
 
@@ -139,7 +139,7 @@ def _check_memory(arguments: Mapping[str, Any], token_bytes: int) -> None:
         return
     # In whole blocks; vLLM reserves one for itself.
     block = int(arguments.get("block_size") or 16)
-    needed = (math.ceil(max(longest, 1) / block) + 1) * block * token_bytes / gpus(arguments)
+    needed = (math.ceil(max(longest, 1) / block) + 1) * block * token_bytes / engine_gpus(arguments)
     if needed > memory:
         raise ConfigError(
             f"vllm: a KV cache of {memory / 2**20:.0f} MiB is too small for one prompt of {max(longest, 1)} tokens, "
