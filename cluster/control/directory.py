@@ -282,9 +282,9 @@ class Directory:
         return found
 
     def expire(self, now_s: float) -> list[str]:
-        """Remove members without a heartbeat within the timeout; returns their names. If calls are more than half the
-        timeout apart, this process was stalled, and all deadlines are extended."""
-        if now_s - self._looked_s > self._timeout_s / 2:
+        """Remove members without a heartbeat within the timeout; returns their names. If a call, one per
+        heartbeat, is late by half the timeout, this process was stalled, and all deadlines are extended."""
+        if now_s - self._looked_s > self._heartbeat_s + self._timeout_s / 2:
             for decoder in self.decoder_table.members.values():
                 decoder.seen_s = now_s
             for replica in self._replicas.values():

@@ -98,11 +98,11 @@ class Placement:
             self._loads[self._rows[owner]] += more
 
     def join(self, member: str) -> dict[str, str | None]:
-        """Add a member: it takes keys without an owner, then the excess of members above the bound. A drained member
-        takes keys again."""
+        """Add a member, or one that was drained: it takes keys without an owner, then the excess of members above the
+        bound."""
         if member in self._members:
-            self._draining[self._rows[member]] = False
-            return {}
+            drained, self._draining[self._rows[member]] = self.is_draining(member), False
+            return self._relieve(tight=True) if drained else {}
         self._members[member] = set()
         self._rows[member] = len(self._names)
         self._names.append(member)

@@ -327,6 +327,16 @@ def test_a_later_controller_counts_what_members_say_and_what_nobody_can_say_any_
     assert another.status("cam-0").windows_done == 0
 
 
+def test_members_expire_whatever_part_of_the_timeout_a_heartbeat_is() -> None:
+    """The controller looks once per heartbeat, which is not a pause of its own."""
+    for heartbeat_s in (1.0, 4.0, 6.0, 9.0):
+        made = Directory(heartbeat_s=heartbeat_s, heartbeat_timeout_s=10)
+        made.join_decoder(decoder("decoder-0"), 0.0)
+        made.join_replica(replica("r1"), 0.0)
+        gone = [name for look in range(1, 4 + int(10 / heartbeat_s)) for name in made.expire(look * heartbeat_s)]
+        assert gone == ["decoder-0", "replica-0"]
+
+
 def test_a_controller_that_stood_still_itself_gives_nobody_up(directory: Directory) -> None:
     """It has read no heartbeat either: they wait for it."""
     before = owners(directory)

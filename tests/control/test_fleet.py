@@ -251,6 +251,23 @@ def test_what_a_dead_replica_had_goes_to_the_others_cold_and_everything_fits_at_
     assert made.plan(steps[0].camera).why == steps[0].reason
 
 
+def test_a_replica_whose_drain_is_undone_takes_its_share_again() -> None:
+    """12 of 0.1 s each are too much for one replica, and 0.6 for each of two."""
+    made = fleet(2)
+    for number in range(12):
+        made.admit(demand(f"c{number}"), 0.0)
+    made.drain("r1")
+    settled(made, 60)
+    assert made.counts_on("r0")[1] > 0
+    moves = made.join("r1")
+    assert {(move.source, move.to, move.warm) for move in moves} == {("r0", "r1", True)}
+    assert [made.counts_on(name)[0] for name in made.replicas] == [6, 6]
+    assert made.join("r1") == [], "it was not drained"
+    for second in range(60, 120):
+        made.tick(float(second))
+    assert [made.counts_on(name)[1] for name in made.replicas] == [0, 0], "all are at full quality again"
+
+
 def test_draining_moves_cameras_warm_and_nothing_comes_back() -> None:
     made = fleet(3)
     for number in range(15):

@@ -60,9 +60,7 @@ class WeightedMachine(RuleBasedStateMachine):
         before = self.owners()
         self.check(before, self.table.join(member))
         self.members.add(member)
-        if member in self.drained:
-            self.drained.remove(member)
-            self.uneven = True
+        self.drained.discard(member)
 
     @rule(member=st.sampled_from(MEMBERS))
     def leave(self, member: str) -> None:
@@ -102,8 +100,7 @@ class WeightedMachine(RuleBasedStateMachine):
 
     @invariant()
     def bounded(self) -> None:
-        """Nobody is above the bound by a whole key, unless weights changed, or a member came
-        back that had been drained: nothing moves to it by that alone."""
+        """Nobody is above the bound by a whole key, unless weights changed."""
         active = self.members - self.drained
         if self.uneven or not active:
             return
