@@ -179,6 +179,9 @@ class Decoder(InnerProcess):
         # After closing moved cameras, so that the close does not take them away from their new decoders.
         self._sender.confirm(assignment.version)
         for name, assigned in wanted.items():
+            if name not in self._cameras:
+                # Starting hundreds takes seconds; frames, packets and heartbeats must not wait.
+                await asyncio.sleep(0)
             self._run_camera(name, assigned, assignment.alive)
 
     async def _has_moved(self, camera: RunningCamera) -> bool:

@@ -17,7 +17,7 @@ from actors.alerting import Alerting
 from actors.decoder import Decoder
 from cluster.alerts.health import CameraStates
 from cluster.client import GatewayClient
-from cluster.config import camera_settings, load_config
+from cluster.config import CameraEntry, camera_settings, load_config
 from cluster.control.directory import Directory
 from cluster.gateway.pictures_proxy import PicturesProxy
 from cluster.types import MICROSECONDS, Answer, PatchGeometry, TokenCount
@@ -187,6 +187,23 @@ async def test_a_decoder_does_not_live_on_without_a_loop(config, monkeypatch, lo
 
     monkeypatch.setattr(decoder, loop, fail)
     await until_async(lambda: exits == [1], "the end of the process")
+    await decoder.stop()
+
+
+async def test_a_decoder_that_starts_many_cameras_does_its_other_work_meanwhile(config, monkeypatch) -> None:
+    cameras = [CameraEntry(name=f"cam-{number}") for number in range(20)]
+    controller, sizes = Controller(config.model_copy(update={"cameras": cameras})), set()
+    monkeypatch.setattr(actors.remote, "controller", lambda: controller)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
+    decoder = Decoder(config, "decoder-0", "127.0.0.1")
+
+    async def other_work() -> None:
+        while len(decoder._cameras) < len(cameras):
+            sizes.add(len(decoder._cameras))
+            await asyncio.sleep(0)
+
+    await asyncio.wait_for(other_work(), 20)
+    assert sizes == set(range(len(cameras)))
     await decoder.stop()
 
 
