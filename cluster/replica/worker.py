@@ -36,6 +36,10 @@ T = TypeVar("T")
 KEPT_REPORTS = 1024
 """Maximum closed cameras whose last report is kept for heartbeats."""
 
+RECENT_S, REPEATED = 60.0, 32
+"""Seconds for which every heartbeat repeats a closed camera's report, and how many older ones it repeats in turn: each
+is work for the controller, and a replica may have had many cameras that are elsewhere now."""
+
 MAX_FAILURES = 3
 """Consecutive steps failing on every window after which the replica counts as broken."""
 
@@ -216,9 +220,14 @@ class EngineWorker:
             return WindowCounters() if known is None else known.windows()
 
     def reports(self) -> list[StreamReport]:
-        """Reports of every camera for the heartbeat, including closed ones. Counts never decrease in one process."""
+        """Reports of every camera for the heartbeat, including recently closed ones, and of earlier ones
+        :data:`REPEATED` in turn. Counts never decrease in one process."""
         with self._wake:
-            closed = [replace(report, now_s=time.monotonic()) for report in self._closed.values()]
+            now_s, known = time.monotonic(), list(self._closed.items())
+            first, rest = known[:REPEATED], known[REPEATED:]
+            self._closed = dict(rest + first)
+            told = [report for _, report in first] + [each for _, each in rest if now_s - each.now_s < RECENT_S]
+            closed = [replace(report, now_s=now_s) for report in told]
             return [*closed, *(stream.report() for stream in self._streams.values())]
 
     def open_streams(self) -> list[str]:

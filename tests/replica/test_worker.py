@@ -177,6 +177,24 @@ def test_counts_go_on_when_a_camera_comes_back(start, recorder) -> None:
     assert worker.reports()[0].counts["windows_done"] == 2
 
 
+def test_cameras_closed_long_ago_are_reported_in_turn(start, monkeypatch) -> None:
+    worker, names = start(), [f"gone-{number}" for number in range(10)]
+    for name in names:
+        worker.open(spec(name)).result(WAIT_S)
+        worker.close(name)
+    worker.open(spec("here")).result(WAIT_S)
+    monkeypatch.setattr("cluster.replica.worker.REPEATED", 4)
+    assert {report.camera for report in worker.reports()} == {*names, "here"}, "closed within the last minute"
+    monkeypatch.setattr("cluster.replica.worker.RECENT_S", 0.0)
+    told = [[report.camera for report in worker.reports()] for _ in range(5)]
+    assert [sorted(each)[-1] for each in told] == ["here"] * 5
+    assert {len(each) for each in told} == {5}
+    gone = Counter(name for each in told for name in each if name != "here")
+    assert gone == dict.fromkeys(names, 2), "20 reports of 10 cameras"
+    worker.open(spec("gone-3")).result(WAIT_S)
+    assert sum(report.camera == "gone-3" for _ in range(5) for report in worker.reports()) == 5
+
+
 def incarnations(recorder: Recorder, stream: str) -> list[str]:
     return [answer.incarnation for answer in recorder.answers if answer.stream == stream]
 
