@@ -6,6 +6,7 @@ looks at replicas that changed.
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import reduce
 
 from cluster.control.admission import Admission, Commitments, MemoryDemand, PoolCapacity, expected_lag_s
@@ -66,7 +67,11 @@ class Fleet:
         return self._refusal(self._new(demand))
 
     def _refusal(self, camera: FleetCamera) -> Admission | None:
-        return self._committed.refusal(camera.priority, camera.needed, camera.held, self._pool)
+        # Only replicas that lower cameras have no time to spare, and are known to be slower than predicted.
+        full = (each for name, each in self._replicas.items() if not each.draining and self.counts_on(name)[1])
+        slow = sum(1 - 1 / max(1.0, each.ratio) for each in full)
+        pool = replace(self._pool, seconds=self._pool.seconds - self.policy.high * slow)
+        return self._committed.refusal(camera.priority, camera.needed, camera.held, pool)
 
     def _new(self, demand: Demand, *, idle: bool = False) -> FleetCamera:
         return FleetCamera(

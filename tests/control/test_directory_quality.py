@@ -75,6 +75,24 @@ def test_cameras_are_taken_until_none_fits_even_at_the_lowest_quality() -> None:
     assert "late" not in rungs(made)
 
 
+def test_as_many_cameras_are_taken_as_the_replica_can_answer_though_the_cost_model_is_wrong() -> None:
+    """Windows take twice the predicted 0.1 s: of cameras with a window every 2 s at the lowest rung, 9 can be
+    answered, 19 by prediction."""
+    made = directory()
+    for number in range(7):
+        admit(made, f"cam-{number}", 0.0)
+    send(made)
+    busy_s = run(made, 0, 60, cost=2.0)
+    assert "stride" in rungs(made).values()
+    admit(made, "cam-7", 60.0)
+    admit(made, "cam-8", 60.0)
+    with pytest.raises(CapacityError, match="the fleet is full"):
+        admit(made, "cam-9", 60.0)
+    send(made)
+    run(made, 60, 180, cost=2.0, busy_s=busy_s)
+    assert set(rungs(made).values()) <= {"prune", "stride"}, "none is shed"
+
+
 def test_a_camera_that_must_be_taken_is_taken() -> None:
     made = directory()
     for number in range(FITTING):
