@@ -20,7 +20,7 @@ from kv_parts import serving
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import against_goals, main, timed_calls
-from cluster.lab.bench.memory import GOALS, PARTS, add_arguments, evidence
+from cluster.lab.bench.memory import GOALS, PARTS, add_arguments, cap, evidence
 from cluster.lab.bench.memory.compressors import COMPARED, object_cells
 from cluster.lab.bench.memory.footage import Footage, Listener, ListeningBank, Watched, made_chunks, model_chunks
 from cluster.lab.bench.memory.frames import WatchedEngine, best_clusters
@@ -119,6 +119,7 @@ def test_a_day_stays_below_the_cap_and_is_asked_twice(clip: Path, tmp_path: Path
     assert found["figures"] == {
         "ttft_8h_over_10min": long["ttft_ms"] / short["ttft_ms"],
         "bytes_per_camera_day": end["most_mib"] / 64,
+        "memory_lost": 0,
     }
     assert end["lost"] == 0
     assert short["most_mib"] < long["most_mib"] < end["most_mib"] <= 64
@@ -221,13 +222,22 @@ def test_infinipot_v_is_held_against_the_published_rule(
 def test_the_cap_holds_over_many_frames(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.lab.bench.memory.cap.CAP_BYTES", 2**19)
     found = measured(clip, tmp_path, "--part", "cap", "--frames", "500", "--leak-cap-mib", "0.25")
-    assert found["figures"]["cap_violations"] == 0
+    assert found["figures"]["cap_violations"] == found["figures"]["memory_lost"] == 0
     assert "leak_at_ten_caps" in found["figures"]
     assert found["rows"][-1]["frames"] == 500
     assert found["rows"][-1]["compressions"] > 0
     assert all(0 < row["most_node_kib"] <= 512 and row["most_host_kib"] <= 256 for row in found["rows"])
     with pytest.raises(ConfigError, match="at least 100"):
         main(["memory", "--part", "cap", "--frames", "99"])
+
+
+def test_a_memory_that_never_compresses_is_seen_below_the_tiers_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever exceeds the cap does not reach a tier, and is lost."""
+    monkeypatch.setattr("cluster.lab.bench.memory.cap.CAP_BYTES", 2**17)
+    monkeypatch.setattr("cluster.memory.stream.evict", lambda _memory, new: new)
+    figures, _ = cap._watch(500, MemorySpec(cap_bytes=2**17))
+    assert figures["cap_violations"] == 0
+    assert figures["memory_lost"] > 0
 
 
 @contextmanager

@@ -60,6 +60,7 @@ PARTS: dict[str, Callable[[Footage], BenchResult]] = {
 
 GOALS: Goals = {
     "cap_violations": ("<=", 0.0),
+    "memory_lost": ("<=", 0.0),
     "memory_growth": ("<=", 0.01),
     "leak_at_ten_caps": ("<=", 0.1),
     "compress_share_production": ("<=", 0.02),

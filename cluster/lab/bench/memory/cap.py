@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> BenchResult:
-    """Figures ``cap_violations`` (frames after which some tier exceeded its cap), ``memory_growth``,
+    """Figures ``cap_violations`` (frames after which some tier exceeded its cap), ``memory_lost`` (tokens and frames
+    that found no room below it: the tiers enforce the cap, so that a memory that never compresses violates
+    nothing), ``memory_growth``,
     ``written_per_byte_taken_in`` (bytes of blocks and index written to the node per byte of KV received),
     ``bytes_written_per_byte_kept`` (bytes of blocks written per byte of tokens ever stored), both also with ``kvmu``,
     and ``leak_at_ten_caps`` (growth over ten caps' worth of frames, as a share of the cap). Raises ``ConfigError`` for
@@ -60,7 +62,8 @@ def measure(args: argparse.Namespace) -> BenchResult:
         raise ConfigError(f"--frames must be at least {round(ROWS / WARM_UP)}, to leave room for a warm-up")
     figures, rows = _watch(args.frames, MemorySpec(cap_bytes=CAP_BYTES))
     once, more = _watch(args.frames, MemorySpec(cap_bytes=CAP_BYTES, organiser="kvmu"))
-    figures["cap_violations"] += once["cap_violations"]
+    for name in ("cap_violations", "memory_lost"):
+        figures[name] += once[name]
     for name in ("written_per_byte_taken_in", "bytes_written_per_byte_kept"):
         figures[f"{name}_kvmu"] = once[name]
     note = (
@@ -142,6 +145,7 @@ def _watch(frames: int, spec: MemorySpec) -> tuple[dict[str, float], list[dict[s
             most = dict.fromkeys(most, 0)
     figures = {
         "cap_violations": float(violations),
+        "memory_lost": float(rows[-1]["lost"]),
         "memory_growth": (process.memory_info().rss - warm_rss) / warm_rss,
         "written_per_byte_taken_in": node.state().counts["bytes_in"] / taken,
         "bytes_written_per_byte_kept": node.written / node.first,

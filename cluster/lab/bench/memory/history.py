@@ -100,8 +100,8 @@ def measure_history(footage: Footage) -> BenchResult:
 
 
 def measure_day(footage: Footage) -> BenchResult:
-    """Figures ``ttft_8h_over_10min`` and ``bytes_per_camera_day`` (share of the cap), named after the default day.
-    Raises ``ConfigError`` if the day is too short."""
+    """Figures ``ttft_8h_over_10min`` and ``bytes_per_camera_day`` (share of the cap, which the tier enforces), named
+    after the default day, and ``memory_lost`` (see part cap). Raises ``ConfigError`` if the day is too short."""
     args = footage.args
     spec, seconds = MemorySpec(), args.day_seconds
     minutes, hours = seconds // 144, seconds // 3
@@ -124,6 +124,7 @@ def measure_day(footage: Footage) -> BenchResult:
     figures = {
         "ttft_8h_over_10min": rows[1]["ttft_ms"] / rows[0]["ttft_ms"],
         "bytes_per_camera_day": max(row["most_mib"] for row in rows) * 2**20 / spec.cap_bytes,
+        "memory_lost": float(rows[0]["lost"] + rows[2]["lost"]),
     }
     cap = f"cap {spec.cap_bytes / 2**20:g} MiB, most_mib: largest at any time"
     note = f"{cap}; {spec.compressor}, {spec.organiser}, {spec.retriever}; model {args.model}"
