@@ -74,6 +74,7 @@ def run_figures(result: RunResult) -> dict[str, float]:
         "silent_losses": float(result.whole.silent),
         "counted_twice": float(result.whole.extra),
         "answered_share": found.answered_share,
+        "reduced_share": found.reduced_share,
         "lag_p50_s": found.lag.p50,
         "lag_p95_s": found.lag.p95,
         "lag_p99_s": found.lag.p99,
@@ -88,11 +89,13 @@ def run_figures(result: RunResult) -> dict[str, float]:
 
 
 def search_figures(results: Sequence[SearchResult], *, two_cores: bool) -> dict[str, float]:
-    """Figures of searches. ``streams``: the maximum; ``scaling_efficiency``: streams per replica with the most replicas
-    over those with the fewest; ``streams_two_cores``: only if ``two_cores`` says that its conditions are met."""
+    """Figures of searches. ``streams``: the maximum; ``reduced_share``: largest share of cameras below full quality
+    in what counts as stable; ``scaling_efficiency``: streams per replica with the most replicas over those with the
+    fewest; ``streams_two_cores``: only if ``two_cores`` says that its conditions are met."""
     figures = {"silent_losses": float(sum(each.silent for each in results))}
     figures |= {f"streams_{each.replicas}_replicas": float(each.streams) for each in results}
     figures["streams"] = float(max(each.streams for each in results))
+    figures["reduced_share"] = max(each.reduced_share for each in results)
     least, most = min(results, key=lambda r: r.replicas), max(results, key=lambda r: r.replicas)
     if most.replicas > least.replicas and least.streams:
         figures["scaling_efficiency"] = most.streams / most.replicas / (least.streams / least.replicas)
@@ -162,7 +165,7 @@ def verdict_text(found: RunResult) -> tuple[str, bool]:
         return f"{len(failures)} cameras failed during faults, the first: {failures[0]}.", False
     if never := [each.name for each in found.faults if math.isinf(each.recovery_s)]:
         return f"After {', '.join(never)} not all cameras were on time again.", False
-    return f"The cluster kept up with {measured.streams} streams.", True
+    return f"The cluster kept up with {measured.streams} streams{_reduced(measured.reduced_share)}.", True
 
 
 def others_text(ticks: Sequence[Tick]) -> str:
@@ -187,8 +190,12 @@ def search_text(found: Sequence[SearchResult]) -> str:
             None: "more were not tried",
         }[each.limit]
         share = "" if each.replicas == 1 else f", {each.streams / each.replicas:.1f} each"
-        sentences.append(f"{replicas} kept up with {each.streams} streams{share}; {beyond}.")
+        sentences.append(f"{replicas} kept up with {each.streams} streams{share}{_reduced(each.reduced_share)}; {beyond}.")
     return " ".join(sentences)
+
+
+def _reduced(share: float) -> str:
+    return f", {100 * share:.1f} % of them below full quality" if share else ""
 
 
 # -- tables --
@@ -196,15 +203,12 @@ def run_tables(found: RunResult) -> list[Table]:
     """All tables of a test."""
     measured = found.measurement
     shown = [_faults_table(found.faults)] if found.faults else []
-    shown += [_times_table(measured), _windows_table(found.whole)]
-    if measured.rungs:
-        rungs = [(rung, f"{100 * share:.1f} %") for rung, share in measured.rungs.items()]
-        shown.append(Table("Quality ladder", ("rung", "share of the cameras"), rungs))
+    shown += [_times_table(measured), _windows_table(found.whole), *_rungs_tables(measured)]
     return [*shown, _tokens_table(measured), _packets_table(measured)]
 
 
 def search_tables(found: Sequence[SearchResult]) -> list[Table]:
-    """Every try, and the times and windows of the best measurement."""
+    """Every try, and the times, windows and rungs of the best measurement."""
     tries = [(str(each.replicas), one) for each in found for one in each.tries]
     rows = [
         (
@@ -220,7 +224,12 @@ def search_tables(found: Sequence[SearchResult]) -> list[Table]:
     heads = ("replicas", "streams", "search", "kept up", "", "why not")
     shown = [Table("Measurements", heads, rows, frozenset(i for i, (_, one) in enumerate(tries) if not one.stable))]
     best = max(found, key=lambda each: each.streams).best
-    return shown if best is None else [*shown, _times_table(best), _windows_table(best)]
+    return shown if best is None else [*shown, _times_table(best), _windows_table(best), *_rungs_tables(best)]
+
+
+def _rungs_tables(found: Measurement) -> list[Table]:
+    rungs = [(rung, f"{100 * share:.1f} %") for rung, share in found.rungs.items()]
+    return [Table("Quality ladder", ("rung", "share of the cameras"), rungs)] if rungs else []
 
 
 def _windows_table(found: Measurement) -> Table:

@@ -138,6 +138,11 @@ class Measurement:
         return 1 - self.missing / self.measured if self.measured else math.nan
 
     @property
+    def reduced_share(self) -> float:
+        """Share of the cameras below full quality, of which fewer or smaller windows are due; 0 if not reported."""
+        return sum(share for rung, share in self.rungs.items() if rung != "full")
+
+    @property
     def verdict(self) -> Verdict:
         """Stable: p99 lag within a stride, 99 % of windows answered, all accounted for, no failure, no late packets."""
         reasons = []

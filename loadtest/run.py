@@ -41,16 +41,26 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Maximum number of ``streams`` that a cluster of ``replicas`` kept up with. ``best``: the measurement at that
-    count; ``ticks``: of all starts, timed from the search's start."""
+    """Maximum number of ``streams`` that a cluster of ``replicas`` kept up with. ``tries``: also those of a search that
+    was resumed; ``best``: the measurement at that count; ``ticks``: of all starts, timed from the search's start."""
 
     replicas: int
     streams: int
     limit: str | None
     tries: tuple[Try, ...]
     best: Measurement | None = None
-    silent: int = 0
     ticks: tuple[Tick, ...] = ()
+
+    @property
+    def silent(self) -> int:
+        """Most windows of one try that were neither answered nor counted."""
+        return max((each.silent for each in self.tries), default=0)
+
+    @property
+    def reduced_share(self) -> float:
+        """Largest share of cameras below full quality in a stable try of ``streams``."""
+        found = (each.reduced_share for each in self.tries if each.stable and each.streams == self.streams)
+        return max(found, default=0.0)
 
 
 async def run_test(
@@ -106,7 +116,8 @@ async def run_search(
         measurement = await stage.measure(profile.measure_s)
         verdict = measurement.verdict
         note = verdict.reasons[0] if verdict.reasons else ""
-        result = Try(wanted.streams, verdict.stable, wanted.phase, fresh, verdict.limit, note)
+        lost, reduced = measurement.silent, measurement.reduced_share
+        result = Try(wanted.streams, verdict.stable, wanted.phase, fresh, verdict.limit, note, lost, reduced)
         search.tries.append(result)
         save()
         found.append((result, measurement))
@@ -134,7 +145,6 @@ async def run_search(
         limit=search.limit,
         tries=tuple(search.tries),
         best=good[-1] if good else None,
-        silent=max((measurement.silent for _, measurement in found), default=0),
         ticks=tuple(ticks),
     )
 
@@ -177,7 +187,7 @@ def city(stage: Stage, found: Measurement) -> dict[str, Any]:
         "max_batch": config.cluster.max_batch,
         "per_stream": config.cluster.window_queue,
         "budget_s": config.scheduling.step_budget_s,
-        "ladder": any(rung != "full" for rung in found.rungs),
+        "ladder": found.reduced_share > 0,
         "cost": asdict(costs.load(config.simulated.costs)) if config.simulated.costs else None,
         "measured": {
             "lag_p50_s": found.replica.p50,

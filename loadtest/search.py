@@ -26,7 +26,8 @@ Phase = Literal["coarse", "fine"]
 @dataclass(frozen=True, slots=True)
 class Try:
     """One measurement: number of streams, and whether it was stable. ``limit``: what could not keep up; ``note``: why,
-    in one sentence; ``fresh``: whether it is the first after a fresh start."""
+    in one sentence; ``fresh``: whether it is the first after a fresh start; ``silent``, ``reduced_share``: of its
+    ``Measurement``."""
 
     streams: int
     stable: bool
@@ -34,6 +35,8 @@ class Try:
     fresh: bool = False
     limit: str | None = None
     note: str = ""
+    silent: int = 0
+    reduced_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

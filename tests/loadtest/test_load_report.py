@@ -78,7 +78,7 @@ def run_result(**changes) -> RunResult:
 
 def searches() -> list[SearchResult]:
     tries = (Try(8, True, "coarse"), Try(8, True, "coarse"), Try(16, False, "coarse", limit="cluster", note="too late"))
-    one = SearchResult(1, 8, "cluster", tries, GOOD, 0, (tick(1.0),))
+    one = SearchResult(1, 8, "cluster", tries, GOOD, (tick(1.0),))
     return [one, replace(one, replicas=2, streams=15, limit="generator")]
 
 
@@ -161,6 +161,26 @@ def test_a_search_says_the_limit_and_how_replicas_scale() -> None:
         "2 replicas kept up with 15 streams, 7.5 each; beyond that the load generator's own machine was the limit"
         in text
     )
+
+
+def test_what_was_sustained_at_reduced_quality_says_so() -> None:
+    """At twice the stride half as many windows are due, all of which can be answered."""
+    reduced = replace(GOOD, rungs={"full": 0.35, "stride": 0.65})
+    assert verdict_text(run_result(measurement=reduced)) == (
+        "The cluster kept up with 10 streams, 65.0 % of them below full quality.",
+        True,
+    )
+    assert run_json(FACTS, run_result(measurement=reduced))["figures"]["reduced_share"] == 0.65
+    one, two = searches()
+    tries = (*one.tries, Try(15, True, "fine", reduced_share=0.65), Try(16, True, "fine", reduced_share=1.0))
+    found = [one, replace(two, tries=tries, best=reduced)]
+    assert search_json(FACTS, found, two_cores=False)["figures"]["reduced_share"] == 0.65
+    text = search_text(found)
+    assert "1 replica kept up with 8 streams;" in text
+    assert "2 replicas kept up with 15 streams, 7.5 each, 65.0 % of them below full quality;" in text
+    shown = page(FACTS, found)
+    assert "Quality ladder" in shown
+    assert "65.0 %" in shown
 
 
 class Links(html.parser.HTMLParser):

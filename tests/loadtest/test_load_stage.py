@@ -287,9 +287,12 @@ async def test_what_too_many_cameras_lost_does_not_count_against_fewer(unhurried
     toy.fate = lambda *_: "lose" if len(toy.cameras) > 1 else 0.0
     async with toy.target(heartbeat_s=0.1) as target:
         quick = profile(warmup_s=0.6, measure_s=0.6)
-        found = await run_search(target, quick, CLIPS, Search(first=2, most=64))
+        search = Search(first=2, most=64)
+        found = await run_search(target, quick, CLIPS, search)
+        resumed = await run_search(target, quick, CLIPS, search)
     assert (found.streams, found.limit) == (1, "cluster")
     assert found.silent > 0
+    assert resumed.silent == found.silent, "what was lost before an interruption was lost"
 
 
 async def test_a_running_cluster_has_the_replicas_that_its_gateway_lists() -> None:
