@@ -5,9 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from cluster.errors import ModelError
 from cluster.lab.bench.harness import BenchResult
-from cluster.lab.evaluation.calibration import Calibration, calibrate, fit_thresholds
+from cluster.lab.evaluation.calibration import Calibration, calibrate, fit_thresholds, isotonic
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.metrics import Accuracy, Bools, Estimate, accuracy, f1_drop, recall_drop
 from cluster.lab.evaluation.results import Results, Thresholds
@@ -174,11 +176,13 @@ def flops_at_f1(points: Sequence[tuple[float, float]], wanted: float) -> float:
 
 def _frontier_on_test(test: Results, thresholds: Thresholds, validation: Results | None) -> list[tuple[float, float]]:
     """``(FLOPs share, F1)`` on the test videos of the settings that form our frontier on the validation videos, in its
-    order: picking the best of many settings on the test videos would be optimistic."""
+    order: picking the best of many settings on the test videos would be optimistic. So would taking the first that is
+    good enough there, so that a setting that dearer ones fall behind is averaged with them."""
     judge = validation or test
     places = {(judge.flops_share(each), _f1(judge, each, thresholds)): each for each in comparable_settings(test)}
     chosen = [places[point] for point in frontier(places)]
-    return [(test.flops_share(each), _f1(test, each, thresholds)) for each in chosen]
+    rising = isotonic(np.array([_f1(test, each, thresholds) for each in chosen]), np.ones(len(chosen)))
+    return [(test.flops_share(each), float(f1)) for each, f1 in zip(chosen, rising, strict=True)]
 
 
 def _f1(results: Results, setting: Setting, thresholds: Thresholds) -> float:

@@ -170,6 +170,20 @@ def test_the_frontier_is_of_validation_and_its_prices_of_the_test_videos(make_re
     assert found == pytest.approx((50 + 90 * (f1(3) - f1(1)) / (f1(4) - f1(1))) / 200)
 
 
+def test_a_lucky_cheap_setting_does_not_set_the_price_of_equal_f1(make_results):
+    """CHEAP reaches the rule's F1 on the test videos, MIDDLE and DEAR, better on validation, do not: on average none."""
+    table = {FULL: hits(4), PUBLISHED: hits(3), CHEAP: hits(3), MIDDLE: hits(1), DEAR: hits(2)}
+    cost = {FULL: 100_000, PUBLISHED: 20_000, CHEAP: 5_000, MIDDLE: 7_000, DEAR: 14_000}
+    validation = make_results(TRUTH, {**table, CHEAP: hits(1), MIDDLE: hits(2), DEAR: hits(3)}, cost)
+    found = compute_figures(make_results(TRUTH, table, cost), HALF, validation)
+    assert "flops_vs_codecsight" not in found.values
+    # With DEAR as good as in full, the way up begins at the mean of the other two.
+    test = make_results(TRUTH, {**table, DEAR: hits(4)}, cost)
+    level = (f1(3) + f1(1)) / 2
+    needed = 70 + 70 * (f1(3) - level) / (f1(4) - level)
+    assert compute_figures(test, HALF, validation).values["flops_vs_codecsight"] == pytest.approx(needed / 200)
+
+
 @given(st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 1)), min_size=1, max_size=8), st.floats(0, 1))
 def test_frontier_is_never_dearer_than_a_setting_that_is_good_enough(points, wanted):
     found = flops_at_f1(frontier(points), wanted)
