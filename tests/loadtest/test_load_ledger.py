@@ -20,7 +20,8 @@ def answer(end_s: float, *, window: int = 0, start_s: float = 0.0, question: str
 def ledger(*ends: float, began_s: float = 100.0, stride_s: float = 2.0, lag_s: float = 0.5) -> CameraWindows:
     found = CameraWindows("cam", began_s, stride_s)
     for end in ends:
-        found.saw(answer(end), began_s + end + lag_s)
+        strides = round(end / stride_s)
+        found.saw(answer(end, window=strides - 1, start_s=end - strides * stride_s), began_s + end + lag_s)
     return found
 
 
@@ -68,6 +69,14 @@ def test_windows_that_a_longer_stride_leaves_out_were_never_due() -> None:
     # One is missing at the stride of four, and what comes after the last one is due at that stride, too.
     lowered = numbered((0, 0, 2), (1, 0, 4), (2, 2, 8), (4, 10, 16), (5, 14, 20))
     assert shown(lowered, 124.1) == [(2, True), (4, True), (8, True), (12, False), (16, True), (20, True), (24, False)]
+
+
+def test_a_first_window_at_a_longer_stride_leaves_none_out_before_it() -> None:
+    """Whether the quality ladder keeps the stride, raises or lowers it afterwards."""
+    assert shown(numbered((0, 0, 4)), 104.1) == [(4, True)]
+    assert shown(numbered((0, 0, 4), (1, 0, 6), (2, 2, 8)), 108.1) == [(4, True), (6, True), (8, True)]
+    # The second window answers first: one of four seconds is missing before it.
+    assert shown(numbered((1, 0, 8), (2, 4, 12)), 112.1) == [(4, False), (8, True), (12, True)]
 
 
 def test_a_fresh_start_is_no_longer_stride() -> None:

@@ -89,12 +89,15 @@ class CameraWindows:
         return len(self.slots(until_s)) + restarts + 1
 
     def _strides(self, ends: Sequence[int]) -> list[float | None]:
-        """Stride of each window, derived from it or else from the next; None if neither tells."""
+        """Stride of each window, derived from it or else from the next; None if neither tells. A camera's first window
+        is a stride long."""
+        number, start = self._windows[ends[0]] if ends else (1, 0)
+        first = None if number else max(self.stride_s, (ends[0] - start) / MICROSECONDS)
         own = [
             max(self.stride_s, (end - before) / MICROSECONDS) if self._follows(before, end) else None
             for before, end in pairwise(ends)
         ]
-        return [mine or after for mine, after in zip([None, *own], [*own, None], strict=True)][: len(ends)]
+        return [mine or after for mine, after in zip([first, *own], [*own, None], strict=True)][: len(ends)]
 
     def _follows(self, before: int, end: int) -> bool:
         """Whether two windows are consecutive, without a restart of the camera in between."""
