@@ -140,8 +140,9 @@ def search(
     """Find the largest number of cameras that a cluster sustains.
 
     A count is stable when, twice in a row, the p99 lag is within a stride, at least 99 % of windows are answered, and
-    none is silently missing. The count is doubled, then bisected; then, restarting at the last stable count with evenly
-    spaced starts, one stream is added at a time.
+    none is silently missing. The quality ladder stays on, and the result says what share of the cameras it lowered;
+    `--set scheduling.ladder=false` turns it off. The count is doubled, then bisected; then, restarting at the last
+    stable count with evenly spaced starts, one stream is added at a time.
 
     $ sightline loadtest search -c configs/loadtest.yaml --state out/search.json --json out/streams.json
 

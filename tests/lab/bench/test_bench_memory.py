@@ -18,7 +18,7 @@ import torch
 from kv_parts import serving
 
 from cluster.engine.native.engine import NativeEngine
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, SightlineError
 from cluster.lab.bench.harness import against_goals, main, timed_calls
 from cluster.lab.bench.memory import GOALS, PARTS, add_arguments, cap, evidence
 from cluster.lab.bench.memory.compressors import COMPARED, object_cells
@@ -86,6 +86,10 @@ def test_every_compressor_is_held_to_the_cap_and_timed(
         assert 0 < row["held"] <= row["tokens"] // int(row["cap"][2:])
         for space in ("key", "value", "joint"):
             assert 0 <= row[f"coverage_{space}"] <= 1
+    # What never compresses is not the cheapest.
+    monkeypatch.setattr("cluster.memory.stream.evict", lambda _memory, new: new)
+    with pytest.raises(SightlineError, match="production compressed nothing of street at 24 tokens"):
+        measured(clip, tmp_path, "--part", "compress", "--caps", "24", "--seconds", "18")
 
 
 def test_cells_of_moving_objects_by_hand(tmp_path: Path) -> None:

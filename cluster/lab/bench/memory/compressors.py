@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cluster.errors import SightlineError
 from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.bench.harness import BenchResult, print_progress, timed_calls
 from cluster.lab.bench.memory.footage import CAMERA, Footage, Watched, covered_cells
@@ -79,7 +80,8 @@ def measure_cost(footage: Footage) -> BenchResult:
 
 
 def _cost_row(model: str, watched: Watched, name: str, spec: MemorySpec, cap: int) -> dict[str, Any]:
-    """Time one compressor over the frames, after untimed rounds that fill the cap."""
+    """Time one compressor over the frames, after untimed rounds that fill the cap. Raises ``SightlineError``: it had
+    nothing to compress."""
     chunks = watched.chunks
     key = chunks[0].key
     cap_bytes = cap * key.shape[0] * key.shape[1] * (2 * key.shape[3] * key.element_size() + 8)
@@ -100,6 +102,8 @@ def _cost_row(model: str, watched: Watched, name: str, spec: MemorySpec, cap: in
     seconds = time.perf_counter() - began
     compressions = memory.counts.compressions - before
     memory.tiers.close()
+    if not compressions:
+        raise SightlineError(f"{name} compressed nothing of {watched.clip} at {cap} tokens, so its cost is unknown")
     return {
         "model": model,
         "clip": watched.clip,
@@ -107,7 +111,7 @@ def _cost_row(model: str, watched: Watched, name: str, spec: MemorySpec, cap: in
         "compressor": name,
         "tokens": watched.tokens * done,
         "compressions": compressions,
-        "ms_per_compression": spent["compress"] / max(1, compressions) * 1000,
+        "ms_per_compression": spent["compress"] / compressions * 1000,
         "encode_s": watched.encode_s * done,
         "share_of_encode": spent["compress"] / (watched.encode_s * done),
         "remember_share": seconds / (watched.encode_s * done),
