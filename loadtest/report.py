@@ -190,7 +190,8 @@ def search_text(found: Sequence[SearchResult]) -> str:
             None: "more were not tried",
         }[each.limit]
         share = "" if each.replicas == 1 else f", {each.streams / each.replicas:.1f} each"
-        sentences.append(f"{replicas} kept up with {each.streams} streams{share}{_reduced(each.reduced_share)}; {beyond}.")
+        share += _reduced(each.reduced_share)
+        sentences.append(f"{replicas} kept up with {each.streams} streams{share}; {beyond}.")
     return " ".join(sentences)
 
 

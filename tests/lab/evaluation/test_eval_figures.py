@@ -171,7 +171,7 @@ def test_the_frontier_is_of_validation_and_its_prices_of_the_test_videos(make_re
 
 
 def test_a_lucky_cheap_setting_does_not_set_the_price_of_equal_f1(make_results):
-    """CHEAP reaches the rule's F1 on the test videos, MIDDLE and DEAR, better on validation, do not: on average none."""
+    """CHEAP reaches the rule's F1 on the test videos; MIDDLE and DEAR, better on validation, do not."""
     table = {FULL: hits(4), PUBLISHED: hits(3), CHEAP: hits(3), MIDDLE: hits(1), DEAR: hits(2)}
     cost = {FULL: 100_000, PUBLISHED: 20_000, CHEAP: 5_000, MIDDLE: 7_000, DEAR: 14_000}
     validation = make_results(TRUTH, {**table, CHEAP: hits(1), MIDDLE: hits(2), DEAR: hits(3)}, cost)
