@@ -337,8 +337,10 @@ class Fleet:
     async def _run_camera(self, camera: Camera) -> None:
         try:
             await camera.agent.run()
-        except SightlineError as error:
-            self.failures.append(f"{camera.name}: {error}")
+        except Exception as error:
+            # A fault of the agent itself, too: its windows would seem to be lost by the cluster.
+            said = error if isinstance(error, SightlineError) else repr(error)
+            self.failures.append(f"{camera.name}: {said}")
 
     async def _stop(self, camera: Camera) -> None:
         if camera.ticket is not None:

@@ -256,6 +256,17 @@ async def test_nobody_there_and_a_refused_camera_end_it_with_a_sentence(monkeypa
             assert "load-00000" in stage.fleet.failures[0]
 
 
+async def test_an_agent_that_breaks_is_no_loss_of_the_cluster(monkeypatch) -> None:
+    async def broken(self) -> None:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr("loadtest.agent.FedAgent.run", broken)
+    async with ToyCluster().target() as target, stage_on(target) as stage:
+        await stage.fleet.grow(1)
+        await until_async(lambda: stage.fleet.failures)
+    assert stage.fleet.failures == ["load-00000: RuntimeError('no such thing')"]
+
+
 async def test_the_search_finds_where_answers_begin_to_be_late(unhurried) -> None:
     """One camera is answered in time, more are not."""
     toy = ToyCluster(stride_s=LONG_STRIDE_S)
