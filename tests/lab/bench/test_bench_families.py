@@ -2,9 +2,11 @@
 
 import json
 import math
+from argparse import Namespace
 
 import torch
 
+from cluster.engine.native.engine import NativeEngine
 from cluster.lab.bench import families as families_bench
 from cluster.lab.bench.harness import main
 from cluster.lab.check.logits import LogitPair
@@ -24,6 +26,21 @@ def test_every_family_is_within_its_bounds(tmp_path, capsys):
         assert row["lines_per_family"] <= 260, row
     assert set(body["figures"]) == {"logit_diff", "reuse_diff", "lines_per_family"}
     assert "logit_diff = " in capsys.readouterr().out
+
+
+def test_reused_kv_that_is_off_by_a_hundredth_is_seen(monkeypatch):
+    step = NativeEngine.step
+
+    def drifting(self, *given):
+        answers = step(self, *given)
+        for kept in (*self.pool.k, *self.pool.v):
+            kept.mul_(1.01)
+        return answers
+
+    monkeypatch.setattr(NativeEngine, "step", drifting)
+    found = families_bench.run(Namespace(families=["qwen2_vl"], threads=1, speed=False)).figures
+    assert found["logit_diff"] > 0.01
+    assert found["reuse_diff"] > 0.01
 
 
 def test_logits_that_are_no_numbers_are_the_largest_difference(monkeypatch, capsys):
