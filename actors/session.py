@@ -36,8 +36,9 @@ FLAGS = {
     # Processes without a GPU of their own may still share one by number (model.device: cuda:0).
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""One compute thread per process: decoders run a thread per camera, and the replica sets its own number."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+"""One compute thread per process: decoders run a thread per camera, and the replica sets its own number, whose threads
+sleep while they wait for each other: on cores that are shared with decoders, spinning takes many times the work."""
 
 # Processes of a failed start that have not ended within this are killed.
 _LEFTOVERS_S = 1.0

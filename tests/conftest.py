@@ -29,6 +29,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 os.environ.setdefault("SIGHTLINE_DEVICE", "cpu")
 if os.environ["SIGHTLINE_DEVICE"] == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
+# Threads of a command that takes all cores sleep while they wait for each other. Beside other tests they would spin for
+# cores that the others have: twenty times the work itself, of two threads with the demo model on two busy cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A call of Ray without a cluster is an error, and does not start one in the test's process.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 # Ray's workers run at a low priority, and would wait for whatever else this machine does.

@@ -230,6 +230,7 @@ def test_environment_is_that_of_the_command_line() -> None:
     for component, pod in pods(rendered("default")).items():
         found = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
         assert (FLAGS | ONE_THREAD).items() <= found.items(), component
+        assert found["OMP_WAIT_POLICY"] == "PASSIVE", "threads of a replica on a CPU do not spin for cores of decoders"
 
 
 def test_environment_of_ones_own_counts() -> None:

@@ -206,6 +206,7 @@ spec:
 - {name: OMP_NUM_THREADS, value: "1"}
 - {name: OPENBLAS_NUM_THREADS, value: "1"}
 - {name: MKL_NUM_THREADS, value: "1"}
+- {name: OMP_WAIT_POLICY, value: PASSIVE}
 {{- if $values.kvRedis.enabled }}
 - name: KV_REDIS_PASSWORD
   valueFrom: {secretKeyRef: {name: {{ (include "sightline.secrets" $root | fromYaml).kvRedis.name | quote }}, key: {{ $values.kvRedis.passwordKey | quote }}}}
