@@ -194,7 +194,7 @@ class HeadMemory:
 
     @property
     def index_bytes(self) -> int:
-        tensors = (self.frame, self.cell, self.weight, self.channels)
+        tensors = (self.frame, self.cell, self.weight, self.channels, *self.organiser.state().values())
         return sum(each.nbytes for each in tensors) + self.table.nbytes + NAMES_BYTES
 
     def cluster_numbers(self, uids: Sequence[int]) -> list[int]:

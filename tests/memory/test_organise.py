@@ -162,6 +162,23 @@ def test_equal_keys_are_one_cluster_and_opposite_ones_are_two() -> None:
     assert joined.tolist() == [0, 0, 1, 0]
 
 
+@pytest.mark.parametrize("name", ["resv", "kvmu"])
+def test_what_all_keys_of_a_head_share_changes_no_cluster(name: str) -> None:
+    """Adding a vector to all keys changes no softmax over them (MagicPIG, arXiv 2410.16179, centres keys for its hashes
+    for this reason). All sums here are exact in float32, and so is the mean of 512 keys."""
+    rng = torch.Generator().manual_seed(0)
+    around = torch.randn(40, 128, generator=rng)
+    key = around[torch.randint(40, (1024,), generator=rng)] + 0.3 * torch.randn(1024, 128, generator=rng)
+    key = (key * 64).round() / 64
+    shared = 64.0 * (torch.arange(128) % 16 == 3)
+    plain, moved = organisers.get(name)(128), organisers.get(name)(128)
+    for at in (0, 512):
+        for organiser, keys in ((plain, key), (moved, key + shared)):
+            organiser.add(tokens(keys[at : at + 512], at), lambda clusters: clusters >= 0)
+    assert torch.equal(moved.table.of_token, plain.table.of_token)
+    assert len(plain.table) >= 40
+
+
 def test_a_cluster_keeps_its_founders_hash_when_those_before_it_go() -> None:
     everything = Everything(organiser := ReSV(WIDTH))
     key = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(1))

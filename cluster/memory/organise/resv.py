@@ -1,5 +1,6 @@
 """ReSV clusters (V-Rex, section IV-B): keys whose hash is within a Hamming distance of a founder's."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -17,14 +18,15 @@ class ReSV(Organiser):
     """A token joins the nearest cluster within a Hamming distance, or else founds one with its own hash bits.
 
     Keys are hashed before rotary, so the same thing at the same place hashes alike at any time; the paper hashes
-    rotated keys, which drift apart over time. A cluster keeps its founder's bits for life. Clustering is limited to the
-    recent KV (section V-C): an offloaded cluster takes no more tokens, so its block is never read or rewritten for new
-    ones.
+    rotated keys, which drift apart over time. Raw keys of a head lie in a narrow cone, so they are hashed relative to
+    their mean. A cluster keeps its founder's bits for life. Clustering is limited to the recent KV (section V-C): an
+    offloaded cluster takes no more tokens, so its block is never read or rewritten for new ones.
 
     Args:
         width: of a key.
         bits: number of hyperplanes, at least 1.
         threshold: largest distance at which a token still joins, not negative (the paper: below 7).
+        centred: whether the mean of the first tokens is subtracted from keys before they are hashed.
         tokens: size at which a cluster takes no more tokens, at least 1. Each token that joins rewrites the block, so
             large clusters of static content would fill the upper tiers with copies.
         seed: of the hyperplanes' random directions.
@@ -33,23 +35,34 @@ class ReSV(Organiser):
         ConfigError: an option is out of range.
     """
 
-    def __init__(self, width: int, *, bits: int = 32, threshold: int = 7, tokens: int = 512, seed: int = 0) -> None:
+    def __init__(
+        self, width: int, *, bits: int = 32, threshold: int = 7, centred: bool = True, tokens: int = 512, seed: int = 0
+    ) -> None:
         super().__init__(width)
         if bits < 1 or threshold < 0 or tokens < 1:
             raise ConfigError(
                 f"bits and tokens must be at least 1 and threshold not negative, not {bits}, {tokens} and {threshold}"
             )
-        self.threshold, self.tokens = threshold, tokens
+        self.threshold, self.centred, self.tokens = threshold, centred, tokens
+        self._centre = torch.zeros(width)
         rng = torch.Generator().manual_seed(seed)
         self._planes = torch.randn(width, bits, generator=rng)
         self.table.columns[_BITS] = torch.zeros(0, -(-bits // 8), dtype=torch.uint8)
 
     def hash(self, key: Tensor) -> Tensor:
         """``key [t, D]`` -> ``[t, bits]`` of +1 and -1."""
-        self._planes = self._planes.to(key.device)
-        return torch.where(key.float() @ self._planes > 0, 1.0, -1.0)
+        return torch.where((key.float() - self._centre) @ self._planes > 0, 1.0, -1.0)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"centre": self._centre}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self._centre = state["centre"]
 
     def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
+        if self.centred and not self.table.next_uid:
+            # Values that are not finite would make all later hashes equal.
+            self._centre = tokens.key.float().nanmean(0).nan_to_num(posinf=0.0, neginf=0.0)
         signs, known = self.hash(tokens.key), len(self.table)
         apart = _hamming(signs, self._signs(self.table.columns[_BITS]))
         apart[:, self.table.count >= self.tokens] = self._planes.shape[1] + 1
