@@ -7,7 +7,7 @@ import math
 import os
 import sqlite3
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,7 +141,7 @@ class TimelineStore:
         row[2] = min(255, int(row[2]) + 1)
         row[3] = min(255, int(row[3]) + positive)
 
-    def add_statuses(self, statuses: Iterable[CameraStatus], now_s: float, removed: Collection[str] = ()) -> None:
+    def add_statuses(self, statuses: Iterable[CameraStatus], now_s: float, removed: Set[str] = frozenset()) -> None:
         """Record changes of state and rung, and every ``GAPS_S`` of the number of gaps. Rows of ``removed`` cameras are
         deleted by the next write, since a new camera of the same name must not inherit them."""
         if removed:
@@ -206,7 +206,7 @@ class TimelineStore:
             await self._on_disk(lambda db: _expire(db, newest_s - self._keep_s))
             self._expired_hour = hour
 
-    def _drop_pending(self, cameras: Collection[str], until_s: float) -> None:
+    def _drop_pending(self, cameras: Set[str], until_s: float) -> None:
         for key in [key for key in self._hours if key[0] in cameras and key[2] * HOUR_S < until_s]:
             del self._hours[key]
         kept = [(name, each) for name, each in self._states if name not in cameras or each.at_s >= until_s]
