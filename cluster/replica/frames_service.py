@@ -26,8 +26,11 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class _Arrival(NamedTuple):
+    """``opening``: number of the camera's opening that the frame followed."""
+
     sample: FrameSample
     arrived_s: float
+    opening: int
 
 
 class _Opening(NamedTuple):
@@ -51,12 +54,15 @@ class _Owner(NamedTuple):
 class _Lane:
     """One camera on one connection: a queue bounded by the credit, and the task that drains it.
 
+    ``frames``: queued ones since the last of ``openings``: a decoder that starts a camera again has not sent more than
+    its credit because earlier frames still wait.
     ``discarding``: drop frames up to a random access frame; ``rejected``: why all frames are refused until the camera
     is reopened; ``told``: the decoder has been sent that refusal.
     """
 
     items: asyncio.Queue[_Arrival | _Opening | frames_pb2.StreamClose | None] = field(default_factory=asyncio.Queue)
     frames: int = 0
+    openings: int = 0
     discarding: bool = False
     rejected: _Refusal | None = None
     told: bool = False
@@ -177,7 +183,7 @@ class _Connection:
                     f"camera {sample.stream!r} has more than its credit of {self._credit} frames unacknowledged"
                 )
             lane.frames += 1
-            lane.items.put_nowait(_Arrival(sample, time.monotonic()))
+            lane.items.put_nowait(_Arrival(sample, time.monotonic(), lane.openings))
         elif kind == "close":
             lane = self._lane(message.close.camera)
             lane.items.put_nowait(message.close)
@@ -192,6 +198,7 @@ class _Connection:
         if lane is None:
             lane = self._lanes[opened.camera] = _Lane()
             lane.task = asyncio.create_task(self._work(opened.camera, lane), name=f"frames of {opened.camera}")
+        lane.frames, lane.openings = 0, lane.openings + 1
         lane.items.put_nowait(_Opening(spec, opened.term))
 
     def _lane(self, camera: str) -> _Lane:
@@ -207,7 +214,7 @@ class _Connection:
                 return
             if isinstance(item, _Arrival):
                 taken, refused = await self._frame(lane, item)
-                lane.frames -= 1
+                lane.frames -= item.opening == lane.openings
                 self._ack(camera, item.sample.index, refused, taken=taken)
             elif isinstance(item, _Opening):
                 self._ack(camera, 0, await self._admit(lane, item), opened=True)
@@ -280,7 +287,7 @@ class _Connection:
 
     async def _frame(self, lane: _Lane, arrival: _Arrival) -> tuple[bool, _Refusal | None]:
         """Whether the frame was taken, and a refusal, after which frames are discarded up to a random access frame."""
-        sample, arrived_s = arrival
+        sample, arrived_s, _ = arrival
         if lane.rejected is None and (not lane.discarding or sample.random_access):
             lane.discarding = False
             try:

@@ -187,6 +187,31 @@ async def test_replica_memory_is_bounded_by_credit(make, until):
     await until(lambda: replica.lost == ["gate"])
 
 
+async def test_a_camera_that_starts_again_beside_its_unprocessed_frames_costs_no_other_its_connection(make, until):
+    """The first of its old frames to be acknowledged gives the new ones credit."""
+    replica = Replica()
+    replica.gate.clear()
+    async with serving(replica, credit=4) as address, sending() as (sender, lost):
+        sender.assign(make.spec("yard"), address)
+        sender.assign(make.spec(), address)
+        for i in range(4):
+            assert sender.send(make.sample(index=i))
+        await until(lambda: sender.status("gate").in_flight == 4)
+        sender.close("gate")
+        sender.assign(make.spec(), address)
+        for i in range(4, 8):
+            assert sender.send(make.sample(index=i, fresh=i == 4))
+        await until(lambda: replica.arrived == 1)
+        # Lets this one frame pass.
+        replica.gate.set()
+        replica.gate.clear()
+        await until(lambda: sender.status("gate").in_flight == 4)
+        replica.gate.set()
+        await until(lambda: replica.indices() == list(range(8)))
+        await until(lambda: sender.status("gate").in_flight == 0)
+        assert lost == []
+
+
 def wire(message, **changes):
     for key, value in changes.items():
         setattr(message, key, value)

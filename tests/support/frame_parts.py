@@ -17,13 +17,14 @@ QUICK = Backoff(first_s=0.02, longest_s=0.05)
 
 
 class Replica:
-    """A handler that keeps everything it is told; ``gate`` holds frames back while cleared."""
+    """A handler that keeps everything it is told; ``gate`` holds frames back while cleared, ``arrived`` counts them."""
 
     def __init__(self):
         self.opened = []
         self.frames = defaultdict(list)
         self.closed = []
         self.lost = []
+        self.arrived = 0
         self.gate = asyncio.Event()
         self.gate.set()
         self.refuse = {}
@@ -34,6 +35,7 @@ class Replica:
         self.opened.append(spec)
 
     async def on_frame(self, sample, arrived_s):
+        self.arrived += 1
         await self.gate.wait()
         if reason := self.refuse.pop(sample.index, None):
             raise ValueError(reason)
