@@ -102,8 +102,8 @@ def _memory(spec: MemorySpec) -> tuple[StreamMemory, Arena, CountingArena]:
     """A memory on host memory and a node tier."""
     cap = spec.cap_bytes
     host = Arena(max(_SLAB, cap // 2), slab_bytes=_SLAB)
-    # More than the cap, which the stream itself is limited to: slabs may be partly empty, and each has one of some forty
-    # sizes of blocks.
+    # More than the cap, to which the stream itself is limited: slabs may be partly empty, and each is for one of some
+    # forty sizes of blocks.
     node = CountingArena(2 * cap + 40 * _SLAB, name="node", stream_bytes=cap, evicts=False, slab_bytes=_SLAB)
     return StreamMemory(CAMERA, spec, TierStack([host, node])), host, node
 
