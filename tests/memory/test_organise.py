@@ -171,7 +171,7 @@ def test_what_all_keys_of_a_head_share_changes_no_cluster(name: str) -> None:
     key = around[torch.randint(40, (1024,), generator=rng)] + 0.3 * torch.randn(1024, 128, generator=rng)
     key = (key * 64).round() / 64
     shared = 64.0 * (torch.arange(128) % 16 == 3)
-    plain, moved = organisers.get(name)(128), organisers.get(name)(128)
+    plain, moved = (organisers.get(name)(128, centred=True) for _ in range(2))
     for at in (0, 512):
         for organiser, keys in ((plain, key), (moved, key + shared)):
             organiser.add(tokens(keys[at : at + 512], at), lambda clusters: clusters >= 0)

@@ -18,9 +18,10 @@ class ReSV(Organiser):
     """A token joins the nearest cluster within a Hamming distance, or else founds one with its own hash bits.
 
     Keys are hashed before rotary, so the same thing at the same place hashes alike at any time; the paper hashes
-    rotated keys, which drift apart over time. Raw keys of a head lie in a narrow cone, so they are hashed relative to
-    their mean. A cluster keeps its founder's bits for life. Clustering is limited to the recent KV (section V-C): an
-    offloaded cluster takes no more tokens, so its block is never read or rewritten for new ones.
+    rotated keys, which drift apart over time. Raw keys of a head lie in a cone, so that hashes relative to their mean
+    tell more of them apart (``centred``). A cluster keeps its founder's bits for life. Clustering is limited to the
+    recent KV (section V-C): an offloaded cluster takes no more tokens, so its block is never read or rewritten for new
+    ones.
 
     Args:
         width: of a key.
@@ -36,7 +37,7 @@ class ReSV(Organiser):
     """
 
     def __init__(
-        self, width: int, *, bits: int = 32, threshold: int = 7, centred: bool = True, tokens: int = 512, seed: int = 0
+        self, width: int, *, bits: int = 32, threshold: int = 7, centred: bool = False, tokens: int = 512, seed: int = 0
     ) -> None:
         super().__init__(width)
         if bits < 1 or threshold < 0 or tokens < 1:

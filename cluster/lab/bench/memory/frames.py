@@ -59,7 +59,9 @@ def _clip(footage: Footage, clip: str, samples: Sequence[FrameSample]) -> dict[s
     engines: dict[str, NativeEngine] = {}
     for name, (kind, policy) in kinds.items():
         engines[name] = kind(model, memories=ListeningBank(TierStack([Arena(_CAP)])))
-        memory = MemorySpec(compressor="none", cap_bytes=_CAP, frame_retrieval=policy)
+        memory = MemorySpec(
+            compressor="none", cap_bytes=_CAP, frame_retrieval=policy, organiser_options={"centred": True}
+        )
         # Compute each frame once, when it is new.
         engines[name].admit(replace(footage.spec(memory), refresh="none"))
     windows: dict[str, list[WindowStats]] = {name: [] for name in engines}
