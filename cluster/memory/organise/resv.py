@@ -55,10 +55,11 @@ class ReSV(Organiser):
         return torch.where((key.float() - self._centre) @ self._planes > 0, 1.0, -1.0)
 
     def state(self) -> dict[str, Tensor]:
-        return {"centre": self._centre}
+        return {"centre": self._centre} if self.centred else {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self._centre = state["centre"]
+        if self.centred:
+            self._centre = state["centre"]
 
     def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
         if self.centred and not self.table.next_uid:
